@@ -1,0 +1,184 @@
+"""The artifact store: decides what is reused, and makes an artifact appear whole or not at all.
+
+Layout: `<home>/artifacts/<stage>/<name>-<key12>/` holds `manifest.json`, `payload/` and `logs/`. An artifact
+is built in a `.partial` sibling; the manifest is written last and one rename publishes the folder. A folder
+with a manifest is complete, one without does not exist. What a build wants to find again after a crash
+(checkpoints, finished shards) lies in the partial folder's `work/`, which is dropped on commit.
+
+One builder a key: an exclusive `flock` that the kernel releases when its owner dies, however it dies.
+
+Not covered: network file systems without working `flock`, and readers of an artifact that somebody rebuilds
+with `--fresh` at the same moment (they keep open files, but may see the folder swap).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.artifacts import ArtifactCorrupt, ArtifactRef, Manifest, digest_of, hash_files
+
+
+def furlong_home() -> Path:
+    """Folder of artifacts, services and tracking data: `$FURLONG_HOME`, else `.furlong` in the checkout."""
+    configured = os.environ.get("FURLONG_HOME")
+    return Path(configured).resolve() if configured else Path(__file__).resolve().parents[1] / ".furlong"
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A build in progress, private to the process that holds the key's lock."""
+
+    path: Path
+    attempt: int
+
+    @property
+    def payload(self) -> Path:
+        return self.path / "payload"
+
+    @property
+    def work(self) -> Path:
+        """Survives a failed attempt and is gone after commit."""
+        return self.path / "work"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs" / f"attempt_{self.attempt}"
+
+
+class ArtifactStore:
+    """Artifacts below one folder; every method is safe to call from several processes."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        self.root = (home or furlong_home()) / "artifacts"
+
+    def folder(self, stage: str, name: str, key: str) -> Path:
+        return self.root / stage / f"{name}-{key[:12]}"
+
+    def find(self, stage: str, name: str, key: str) -> Manifest | None:
+        """The complete artifact of this key, its bytes checked, or None.
+
+        Raises:
+            ArtifactCorrupt: a payload file is missing, added or changed.
+        """
+        manifest = self._read_manifest(self.folder(stage, name, key))
+        if manifest is None or manifest.ref.key != key:
+            return None
+        found = hash_files(manifest.ref.payload)
+        if found != manifest.files:
+            raise ArtifactCorrupt(_corruption(manifest, found))
+        return manifest
+
+    def list(self, stage: str | None = None) -> list[Manifest]:
+        """Manifests of all complete artifacts (of one stage), oldest first; payloads are not checked."""
+        folders = sorted(self.root.glob(f"{stage or '*'}/*/manifest.json"))
+        manifests = [self._read_manifest(folder.parent) for folder in folders]
+        return sorted((m for m in manifests if m is not None), key=lambda manifest: manifest.started_at)
+
+    @contextmanager
+    def lock(self, stage: str, name: str, key: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+        """Hold the key exclusively; `on_wait(owner)` is called once when somebody else holds it.
+
+        A forked child inherits the lock, so jobs must be started with close_fds (subprocess's default).
+        """
+        folder = self.root / stage
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f".{name}-{key[:12]}.lock").open("a+") as handle:
+            if not _try_lock(handle.fileno()):
+                handle.seek(0)
+                on_wait(handle.read().strip() or "another process")
+                while not _try_lock(handle.fileno()):
+                    time.sleep(0.2)
+            handle.truncate(0)
+            handle.write(f"process {os.getpid()}")
+            handle.flush()
+            try:
+                yield
+            finally:
+                handle.truncate(0)
+
+    def open_partial(self, stage: str, name: str, key: str, *, discard: bool = False) -> Partial:
+        """The partial folder of a key (the caller holds its lock), with the payload of a dead attempt removed.
+
+        Args:
+            discard: also drop what earlier attempts left to resume from.
+        """
+        path = self.folder(stage, name, key).with_name(f"{name}-{key[:12]}.partial")
+        if discard:
+            shutil.rmtree(path, ignore_errors=True)
+        attempt = 1 + len(list((path / "logs").glob("attempt_*")))
+        partial = Partial(path, attempt)
+        shutil.rmtree(partial.payload, ignore_errors=True)
+        for folder in (partial.payload, partial.work, partial.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        return partial
+
+    def commit(self, partial: Partial, manifest: Manifest) -> Manifest:
+        """Publish a finished build; replaces an older artifact of the same key.
+
+        The manifest's `ref.digest` and `files` are computed here from the payload.
+        """
+        files = hash_files(partial.payload)
+        if not files:
+            raise ArtifactCorrupt(f"{manifest.ref.stage}: the build left no file in {partial.payload}")
+        final = self.folder(manifest.ref.stage, manifest.ref.name, manifest.ref.key)
+        ref = ArtifactRef(**{**vars(manifest.ref), "digest": digest_of(files), "path": str(final)})
+        complete = Manifest(**{**vars(manifest), "ref": ref, "files": files})
+        shutil.rmtree(partial.work, ignore_errors=True)
+        _write_synced(partial.path / "manifest.json", complete.to_json())
+        if final.exists():
+            replaced = final.with_name(f"{final.name}.replaced-{os.getpid()}")
+            os.replace(final, replaced)
+            os.replace(partial.path, final)
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            os.replace(partial.path, final)
+        return complete
+
+    @staticmethod
+    def _read_manifest(folder: Path) -> Manifest | None:
+        if folder.name.endswith(".partial") or ".replaced-" in folder.name:
+            return None
+        try:
+            text = (folder / "manifest.json").read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            return Manifest.from_json(text)
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ArtifactCorrupt(f"{folder}/manifest.json cannot be read ({error}). Delete the folder.") from error
+
+
+def _corruption(manifest: Manifest, found: dict[str, str]) -> str:
+    changed = sorted(
+        name for name in manifest.files.keys() | found.keys() if manifest.files.get(name) != found.get(name)
+    )
+    return (
+        f"{manifest.ref.stage}: {len(changed)} of {len(manifest.files)} files of {manifest.ref.path} differ from "
+        f"its manifest (first: {changed[0]}). Nothing may write below a finished artifact. "
+        f"Rebuild it with --fresh, or delete the folder."
+    )
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write_synced(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)

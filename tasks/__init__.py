@@ -1,0 +1,1 @@
+"""Stages: each turns input artifacts and a recipe into one output artifact."""

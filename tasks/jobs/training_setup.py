@@ -1,0 +1,105 @@
+"""What the training jobs share: devices, DeepSpeed, checkpoints, and the arguments common to all trainers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.trainer_utils import get_last_checkpoint
+
+from tasks.configs import TrainingRuntime, gradient_accumulation
+from tasks.jobs.protocol import Request
+
+
+def prepare_devices(runtime: TrainingRuntime) -> None:
+    """Choose the accelerator and join the process group; call before building any trainer arguments.
+
+    ZeRO-3 needs the group first: TRL otherwise computes its batch for a world of one.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if runtime.zero_stage is not None:
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
+
+
+def check_world(trainer: Any, runtime: TrainingRuntime) -> None:
+    """Refuse a launcher that silently started fewer ranks or no DeepSpeed."""
+    accelerator = trainer.accelerator
+    if accelerator.num_processes != runtime.ranks:
+        raise RuntimeError(f"{accelerator.num_processes} rank(s) are running, runtime.ranks asks for {runtime.ranks}")
+    kind = str(accelerator.distributed_type.value)
+    if (runtime.zero_stage is not None) != (kind == "DEEPSPEED"):
+        raise RuntimeError(f"the trainer runs as {kind} although runtime.zero_stage is {runtime.zero_stage}")
+
+
+def deepspeed_config(runtime: TrainingRuntime) -> dict[str, Any] | None:
+    """The DeepSpeed document of a ZeRO stage, or None; batch fields are filled from the trainer's arguments."""
+    if runtime.zero_stage is None:
+        return None
+    return {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": runtime.bf16},
+        "zero_optimization": {
+            "stage": runtime.zero_stage,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+    }
+
+
+def common_arguments(request: Request, runtime: TrainingRuntime, batch_size: int, stage: str) -> dict[str, Any]:
+    """Arguments that mean the same in every TRL trainer, from the runtime."""
+    per_device, accumulation = gradient_accumulation(batch_size, runtime, stage)
+    on_cpu = not torch.cuda.is_available()
+    return {
+        "output_dir": str(Path(request.work) / "checkpoints"),
+        "per_device_train_batch_size": per_device,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_checkpointing": runtime.gradient_checkpointing,
+        "bf16": runtime.bf16,
+        "use_cpu": on_cpu,
+        "deepspeed": deepspeed_config(runtime),
+        "save_steps": runtime.save_steps,
+        "save_total_limit": 1,
+        "seed": request.seed,
+        "data_seed": request.seed,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": not on_cpu,
+    }
+
+
+def merge_arguments(ours: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Our arguments plus the recipe's `trl` mapping.
+
+    Raises:
+        ValueError: the mapping repeats a named field; one thing must be said in one place.
+    """
+    repeated = sorted(ours.keys() & extra.keys())
+    if repeated:
+        raise ValueError(f"recipe.trl sets {', '.join(repeated)}, which Furlong sets from named fields; use those")
+    return {**ours, **extra}
+
+
+def load_model(folder: str) -> tuple[Any, Any]:
+    """Model (float32) and tokenizer of a model artifact's payload."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def last_checkpoint(request: Request) -> str | None:
+    """The newest checkpoint that an earlier attempt left, to resume from."""
+    folder = Path(request.work) / "checkpoints"
+    return get_last_checkpoint(str(folder)) if folder.is_dir() else None

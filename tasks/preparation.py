@@ -1,0 +1,119 @@
+"""Stages `make_prompts` (questions, demonstrations, databases, splits) and `make_model` (before any training)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data.artifacts import digest_path
+from rewards.base import Status
+from tasks.configs import ConfigError, ModelRecipe, PretrainedModel, PromptsRecipe, RacingSource, StageName, TableSource
+from tasks.stage import Build, Stage
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def make_prompts(build: Build) -> Mapping[str, Any]:
+    """Payload: `prompts.parquet`, `databases/<db_id>.sqlite`, `sources.json`."""
+    from data.schemas import PromptTable, write_table
+    from data.sources import check_disjoint
+
+    recipe: PromptsRecipe = build.recipe
+    seed = build.seed if recipe.data_seed is None else recipe.data_seed
+    databases = build.payload / "databases"
+    databases.mkdir()
+    if isinstance(recipe.source, RacingSource):
+        table, report = _racing(recipe.source, databases, seed)
+    else:
+        table, report = _external(recipe.source, databases, seed)
+    check_disjoint(table)
+    table = _mark_suspect_golds(build, table)
+    write_table(table, build.payload / "prompts.parquet", PromptTable)
+    suspects = table.filter(table["gold_status"] == "suspect_gold").height
+    (build.payload / "sources.json").write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+    counts = {f"prompts.{split}": count for split, count in sorted(table.group_by("split").len().iter_rows())}
+    return {**counts, "suspect_gold": suspects, "licence": report["licence"], "revision": report["revision"]}
+
+
+def _racing(source: RacingSource, databases: Path, seed: int) -> tuple[pl.DataFrame, dict[str, Any]]:
+    from data.racing import build_database, describe_mistakes, make_racing
+
+    database = databases / "racing.sqlite"
+    build_database(database, seed)
+    table = make_racing(database, seed=seed, **source.model_dump(exclude={"kind"}))
+    report = {
+        "source": "racing",
+        "licence": "Apache-2.0",
+        "revision": "built-in",
+        "mistakes": describe_mistakes(table).to_dicts(),
+    }
+    return table, report
+
+
+def _external(source: TableSource, databases: Path, seed: int) -> tuple[pl.DataFrame, dict[str, Any]]:
+    from data.sources import copy_databases, load_prompts
+
+    table, report = load_prompts(seed=seed, **source.model_dump(exclude={"kind"}))
+    copy_databases(source.database_root, table["db_id"].unique().sort().to_list(), databases)
+    return table, report.as_dict()
+
+
+def _mark_suspect_golds(build: Build, table: pl.DataFrame) -> pl.DataFrame:
+    """Set rows aside whose gold does not score 1.0 against itself; refuse when too many do."""
+    import polars as pl
+
+    from rewards.registry import get_reward
+
+    spec = build.experiment.reward
+    reward = get_reward(spec.name, database_root=str(build.payload / "databases"), **spec.params)
+    solutions = table["solution"].to_list()
+    results = reward.results(
+        prompts=table["prompt"].to_list(), completions=solutions, solution=solutions, db_id=table["db_id"].to_list()
+    )
+    status = ["ok" if result.status is Status.CORRECT else "suspect_gold" for result in results]
+    share = status.count("suspect_gold") / len(status)
+    if share > build.recipe.max_suspect_gold_share:
+        example = next(result for result in results if result.status is not Status.CORRECT)
+        raise ConfigError(
+            f"make_prompts: {share:.0%} of the golds do not score 1.0 against themselves (the first: {example.status}, "
+            f"{example.detail}); prompts.recipe.max_suspect_gold_share allows "
+            f"{build.recipe.max_suspect_gold_share:.0%}. Check the database folder and the column mapping."
+        )
+    if share:
+        build.console.line(f"{status.count('suspect_gold')} of {len(status)} golds are suspect and set aside")
+    return table.with_columns(pl.Series("gold_status", status))
+
+
+def _prompts_request(recipe: PromptsRecipe) -> dict[str, Any]:
+    """Files count by content, not by where they lie."""
+    request = recipe.model_dump(mode="json")
+    if isinstance(recipe.source, TableSource):
+        root = recipe.source.database_root
+        if not root.is_dir():
+            raise ConfigError(f"prompts.recipe.source.database_root: no folder at {root}")
+        request["source"]["database_root"] = digest_path(root)
+        location = Path(recipe.source.location)
+        if location.exists():
+            request["source"]["location"] = digest_path(location)
+    return request
+
+
+def make_model(build: Build) -> Mapping[str, Any]:
+    """Payload: a model folder in the transformers format, tokenizer included."""
+    return build.job("base_model")
+
+
+def _model_request(recipe: ModelRecipe) -> dict[str, Any]:
+    request = recipe.model_dump(mode="json")
+    if isinstance(recipe.source, PretrainedModel) and Path(recipe.source.id).is_dir():
+        request["source"]["id"] = digest_path(Path(recipe.source.id))
+    return request
+
+
+MAKE_PROMPTS = Stage(
+    "make_prompts", StageName.PROMPTS, "prompts", 1, make_prompts, rewarded=True, request=_prompts_request
+)
+MAKE_MODEL = Stage("make_model", StageName.MODEL, "model", 1, make_model, request=_model_request)
