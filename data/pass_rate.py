@@ -27,7 +27,9 @@ def pass_at_k(trials: int, successes: int, k: int) -> float:
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials: expected 0 <= successes <= trials")
     if not 1 <= k <= trials:
-        raise ValueError(f"pass@{k} needs at least {k} samples a prompt, found {trials}: draw more, or lower k")
+        raise ValueError(
+            f"pass@{k} needs at least {k} samples a prompt, found {trials}: draw more, or lower k"
+        )
     return 1.0 - math.comb(trials - successes, k) / math.comb(trials, k)
 
 

@@ -153,7 +153,9 @@ class ArtifactStore:
         try:
             return Manifest.from_json(text)
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ArtifactCorrupt(f"{folder}/manifest.json cannot be read ({error}). Delete the folder.") from error
+            raise ArtifactCorrupt(
+                f"{folder}/manifest.json cannot be read ({error}). Delete the folder."
+            ) from error
 
 
 def _corruption(manifest: Manifest, found: dict[str, str]) -> str:

@@ -8,7 +8,12 @@ import os
 
 from data.store import furlong_home
 
-os.environ.setdefault("PREFECT_HOME", str(furlong_home() / "prefect"))
+if "PREFECT_HOME" not in os.environ:
+    home = furlong_home() / "prefect"
+    home.mkdir(parents=True, exist_ok=True)  # Prefect makes the last folder of its home only
+    os.environ["PREFECT_HOME"] = str(home)
+# The first start of the embedded server migrates its database: 20 s, the default, is too short on a busy laptop.
+os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "1")

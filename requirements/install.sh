@@ -35,7 +35,7 @@ choose_vllm() { # sets: extra, lock, reason
 }
 
 stamp_text() {
-    echo "$PWD ${extra:-no-vllm}"
+    echo "$PWD ${wanted:-no-vllm}"
     cat pyproject.toml "$lock" requirements/install.sh | cksum
 }
 
@@ -86,6 +86,7 @@ install() { # install EXTRA [OPTION...]
 }
 
 choose_vllm
+wanted=$extra # kept when it turns out below that vLLM cannot be had
 have_uv=$(command -v uv || true)
 stamp=.venv/.furlong-setup
 if [ -x .venv/bin/python ] && [ "$(cat $stamp 2>/dev/null)" = "$(stamp_text)" ]; then

@@ -13,6 +13,7 @@ the network, or processes that a handler starts itself. POSIX only.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import select
 import socket
@@ -111,10 +112,9 @@ class _Worker:
     def kill(self) -> None:
         self.process.kill()
         self.channel.close()
-        try:
+        # One that is stuck in the kernel has the signal pending, and ends later.
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            pass  # stuck in the kernel; the signal is pending and will end it
 
 
 class WorkerPool:
@@ -131,6 +131,7 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
         self._failed_starts = 0
+        self._exiting = False
 
     def run(self, handler: str, payloads: Sequence[Any], limit_s: float) -> list[Outcome]:
         """Outcomes of `handler` on each payload, in order.
@@ -162,7 +163,15 @@ class WorkerPool:
             for worker in list(self._workers):
                 self._drop(worker)
 
+    def _exit(self) -> None:
+        # Without the lock: a daemon thread may hold it in the middle of a long batch.
+        self._exiting = True
+        for worker in list(self._workers):
+            worker.process.kill()
+
     def _turn(self, batch: _Batch) -> None:
+        if self._exiting:
+            raise RuntimeError("The process is exiting: its reward workers are gone.")
         while len(self._workers) < min(self.size, batch.open):
             self._workers.append(_Worker(self.memory_bytes))
         for worker in list(self._workers):
@@ -277,7 +286,7 @@ def shared_pool() -> WorkerPool:
     with _shared_lock:
         if _shared is None:
             _shared = WorkerPool(min(2, _cores()))
-            atexit.register(_shared.close)
+            atexit.register(_shared._exit)
         return _shared
 
 
@@ -293,7 +302,7 @@ def _after_fork_in_child() -> None:
     global _shared, _shared_lock
     _shared_lock = threading.Lock()
     if _shared is not None:
-        atexit.unregister(_shared.close)
+        atexit.unregister(_shared._exit)
         _forgotten.append(_shared)
         _shared = None
 

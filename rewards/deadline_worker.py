@@ -8,6 +8,7 @@ a handler that runs foreign code brings its own sandbox.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -60,10 +61,9 @@ def _watch_parent(parent: int) -> None:
 
 
 def _limit_memory(limit: int) -> None:
-    try:
+    # macOS refuses RLIMIT_AS; SQLite's own heap limit still holds there.
+    with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    except (ValueError, OSError):
-        pass  # macOS refuses RLIMIT_AS; SQLite's own heap limit still holds there
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -112,10 +112,8 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     _limit_memory(memory)
     threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-    try:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is gone
         _serve(channel)
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the parent is gone
     os._exit(0)
 
 

@@ -27,13 +27,9 @@ def get_reward(name: str, **params: Any) -> Reward:
     accepted = inspect.signature(REWARDS[name]).parameters
     unknown = [param for param in params if param not in accepted]
     missing = [
-        param
-        for param, about in accepted.items()
-        if about.default is about.empty and param not in params
+        param for param, about in accepted.items() if about.default is about.empty and param not in params
     ]
     for what, names in (("does not know", unknown), ("needs", missing)):
         if names:
-            raise ValueError(
-                f"Reward {name} {what} {', '.join(names)}. It takes {', '.join(accepted)}."
-            )
+            raise ValueError(f"Reward {name} {what} {', '.join(names)}. It takes {', '.join(accepted)}.")
     return REWARDS[name](**params)

@@ -142,9 +142,7 @@ def _by_exact_part(
     return groups
 
 
-def _close(
-    gold: tuple[float, ...], pred: tuple[float, ...], relative: float, absolute: list[float]
-) -> bool:
+def _close(gold: tuple[float, ...], pred: tuple[float, ...], relative: float, absolute: list[float]) -> bool:
     return all(
         numbers_equal(one, other, relative, slack)
         for one, other, slack in zip(gold, pred, absolute, strict=True)
@@ -246,9 +244,7 @@ class _ColumnSearch:
     def found(self) -> bool:
         choices = []
         for gold_column in range(self.width):
-            fitting = [
-                column for column in range(self.width) if self._fits([gold_column], [column])
-            ]
+            fitting = [column for column in range(self.width) if self._fits([gold_column], [column])]
             if not fitting:
                 return False
             choices.append(fitting)

@@ -108,9 +108,9 @@ def _decimals(tree: Any, columns: int) -> dict[int, int]:
         inner = output.unalias()
         if isinstance(inner, exp.Round):
             places = inner.args.get("decimals")
-            if isinstance(places, exp.Literal) and places.name.isdigit():
-                if 1 <= int(places.name) <= _MAX_DECIMALS:
-                    found[index] = int(places.name)
+            digits = places.name if isinstance(places, exp.Literal) else ""
+            if digits.isdigit() and 1 <= int(digits) <= _MAX_DECIMALS:
+                found[index] = int(digits)
     return found
 
 

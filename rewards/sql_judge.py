@@ -38,6 +38,8 @@ class GoldAnswer:
     segments: Sequence[Segment] = ()
     decimals: tuple[tuple[int, int], ...] = ()
     note: str = ""
+    lasting: bool = True
+    """False where another run may end otherwise: a time-out on a busy machine."""
 
 
 _golds: OrderedDict[tuple[Any, ...], GoldAnswer] = OrderedDict()
@@ -52,7 +54,8 @@ def gold_answer(task: dict[str, Any]) -> GoldAnswer:
         return known
     run = run_query(task["database"], task["gold"], task["timeout_s"], task["max_rows"])
     if run.status != "ok":
-        return GoldAnswer(problem=f"the gold query fails ({run.status}): {run.detail}")
+        problem = f"the gold query fails ({run.status}): {run.detail}"
+        return GoldAnswer(problem, lasting=run.status != "timeout")
     if not run.rows:
         return GoldAnswer(problem="the gold query returns no rows")
     answer = _read_gold(task, run)
@@ -113,10 +116,10 @@ def _segments(gold: Sequence[Row], ranked: Sequence[Row], offset: int) -> list[S
 
 
 def check_gold(task: dict[str, Any], mark: Callable[[str], None]) -> dict[str, Any]:
-    """Handler: can this gold judge anything? -> {"problem": "" or why not, "note": ...}."""
+    """Handler: can this gold judge anything? -> {"problem": "" or why not, "lasting"}."""
     mark("gold")
     answer = gold_answer(task)
-    return {"problem": answer.problem, "note": answer.note}
+    return {"problem": answer.problem, "lasting": answer.lasting}
 
 
 def judge(task: dict[str, Any], mark: Callable[[str], None]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ _ALLOWED = frozenset(
 _BLOCKED_FUNCTIONS = frozenset(
     "load_extension readfile writefile edit fts3_tokenizer fts5 sqlite_log "
     "sqlite_compileoption_get sqlite_compileoption_used sqlite_source_id sqlite_version "
-    "sqlite_offset random randomblob changes total_changes last_insert_rowid".split()
+    "sqlite_offset random randomblob changes total_changes last_insert_rowid".split()  # noqa: SIM905 (a block of words reads better)
 )
 # The schema is in the prompt; a query that reads it answers no question about the data.
 _BLOCKED_TABLES = ("sqlite_", "pragma_", "dbstat", "bytecode", "tables_used", "fsdir")
@@ -75,9 +75,7 @@ class _Stopped(Exception):
         self.run = QueryRun(status, detail)
 
 
-def run_query(
-    database: str, sql: str, timeout_s: float, max_rows: int, *, cut: bool = False
-) -> QueryRun:
+def run_query(database: str, sql: str, timeout_s: float, max_rows: int, *, cut: bool = False) -> QueryRun:
     """Run one statement; with `cut`, keep the first `max_rows` rows instead of refusing more.
 
     Raises nothing that the SQL can cause; a database that cannot be opened raises
@@ -160,9 +158,7 @@ def _no_growing_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def _fetch(
-    cursor: sqlite3.Cursor, max_rows: int, check_time: Callable[[], int], cut: bool
-) -> list[Row]:
+def _fetch(cursor: sqlite3.Cursor, max_rows: int, check_time: Callable[[], int], cut: bool) -> list[Row]:
     rows: list[Row] = []
     size = 0
     while chunk := cursor.fetchmany(min(_FETCH, max_rows + 1 - len(rows))):

@@ -100,9 +100,9 @@ class Text2SqlV1:
         _need(whole and self.max_rows > 0, "max_rows", self.max_rows, "a whole number above 0")
         orders = ("strict", "relaxed")
         _need(self.column_order in orders, "column_order", self.column_order, "strict or relaxed")
-        for name in ("relative_tolerance", "absolute_tolerance"):
-            value = getattr(self, name)
-            _need(0 <= value < math.inf, name, value, "a finite number of at least 0")
+        relative, absolute = self.relative_tolerance, self.absolute_tolerance
+        _need(0 <= relative <= 0.1, "relative_tolerance", relative, "a number from 0 to 0.1")
+        _need(0 <= absolute < math.inf, "absolute_tolerance", absolute, "a number of at least 0")
 
     @property
     def identity(self) -> RewardIdentity:
@@ -158,9 +158,7 @@ class Text2SqlV1:
             judged |= self._judge(wanted, self._gold_problems(chosen))
         return [judged[row] for row in rows]
 
-    def check_golds(
-        self, solution: Sequence[str | None], db_id: Sequence[str]
-    ) -> list[RewardResult]:
+    def check_golds(self, solution: Sequence[str | None], db_id: Sequence[str]) -> list[RewardResult]:
         """The self-check at load: CORRECT with score 1.0, or what is wrong with the gold.
 
         A gold that does not equal itself on a second run is SUSPECT_GOLD too.
@@ -169,9 +167,7 @@ class Text2SqlV1:
         return [
             result
             if result.status is Status.CORRECT or result.score is None
-            else RewardResult.of(
-                Status.SUSPECT_GOLD, f"the gold fails against itself: {result.detail}"
-            )
+            else RewardResult.of(Status.SUSPECT_GOLD, f"the gold fails against itself: {result.detail}")
             for result in self.results(fenced, solution, db_id)
         ]
 
@@ -215,7 +211,8 @@ class Text2SqlV1:
         for (source, gold, _), outcome in zip(open_golds, outcomes, strict=True):
             if outcome.kind == "value":
                 problem = outcome.value["problem"]
-                self._remember(source, gold, problem)
+                if outcome.value["lasting"]:
+                    self._remember(source, gold, problem)
                 found[source, gold] = _suspect(problem) if problem else None
             elif outcome.kind == "deadline":
                 found[source, gold] = _suspect(f"the gold query was {outcome.detail}")
@@ -228,8 +225,6 @@ class Text2SqlV1:
             return _checked.get((source, gold, self.timeout_s, self.max_rows))
 
     def _remember(self, source: Source, gold: str, problem: str) -> None:
-        if "(timeout)" in problem:
-            return  # a stalled machine must not set a gold aside for the rest of a run
         with _checked_lock:
             _checked[source, gold, self.timeout_s, self.max_rows] = problem
             while len(_checked) > _KNOWN_GOLDS:
@@ -271,17 +266,13 @@ class Text2SqlV1:
         status = Status(value["status"])
         return self._result(status, value["detail"], value["executes"], well_formed)
 
-    def _result(
-        self, status: Status, detail: str, executes: bool, well_formed: bool
-    ) -> RewardResult:
+    def _result(self, status: Status, detail: str, executes: bool, well_formed: bool) -> RewardResult:
         terms = {
             "executes": float(executes),
             "result": float(status is Status.CORRECT),
             "format": float(well_formed),
         }
-        earned = math.fsum(
-            weight * terms[term] for weight, term in zip(self._weights, TERMS, strict=True)
-        )
+        earned = math.fsum(weight * terms[term] for weight, term in zip(self._weights, TERMS, strict=True))
         return RewardResult.of(status, one_line(detail), terms, earned)
 
 

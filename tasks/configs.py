@@ -121,7 +121,7 @@ class TableSource(Frozen):
     database_root: Path
     """Folder with `<db_id>.sqlite` or `<db_id>/<db_id>.sqlite`."""
     revision: str | None = None
-    """Hub revision (a commit, so that the key is stable)."""
+    """Hub revision, required for the Hub (a commit, so that the key is stable)."""
     hub_split: str = "train"
     columns: dict[str, str] = {"prompt": "question", "solution": "gold_sql", "db_id": "db_id"}
     """Our column -> the data set's column; `completion` and `split` are optional."""
@@ -129,9 +129,8 @@ class TableSource(Frozen):
     train: Share = 0.4
     curation: Share = 0.3
     heldout: Share = 0.3
-    limit: PositiveInt | None = None
-    """Use the first rows only."""
-    licence: str = "unknown"
+    licence: str | None = None
+    """Licence of the data; None takes what the Hub states."""
 
     @model_validator(mode="after")
     def _shares_sum_to_one(self) -> TableSource:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def make_prompts(build: Build) -> Mapping[str, Any]:
     """Payload: `prompts.parquet`, `databases/<db_id>.sqlite`, `sources.json`."""
+    from data.content import check_disjoint
     from data.schemas import PromptTable, write_table
-    from data.sources import check_disjoint
 
     recipe: PromptsRecipe = build.recipe
     seed = build.seed if recipe.data_seed is None else recipe.data_seed
@@ -56,7 +56,18 @@ def _racing(source: RacingSource, databases: Path, seed: int) -> tuple[pl.DataFr
 def _external(source: TableSource, databases: Path, seed: int) -> tuple[pl.DataFrame, dict[str, Any]]:
     from data.sources import copy_databases, load_prompts
 
-    table, report = load_prompts(seed=seed, **source.model_dump(exclude={"kind"}))
+    shares = {"train": source.train, "curation": source.curation, "heldout": source.heldout}
+    table, report = load_prompts(
+        source.location,
+        databases=source.database_root,
+        columns=source.columns,
+        seed=seed,
+        prompt_template=source.prompt_template,
+        shares=shares,
+        revision=source.revision,
+        hub_split=source.hub_split,
+        licence=source.licence,
+    )
     copy_databases(source.database_root, table["db_id"].unique().sort().to_list(), databases)
     return table, report.as_dict()
 

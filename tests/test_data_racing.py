@@ -12,11 +12,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from data.content import check_disjoint, normalise_prompt, normalise_sql, prompt_id
 from data.racing import build_database, describe_mistakes, flipped_template_names, make_racing
 from data.racing.combinations import QuestionSource, comparable, is_trivial
 from data.racing.templates import all_templates, slots_of, template
 from data.schemas import PromptTable, check_table, require_demonstrations
-from data.sources import check_disjoint, normalise_prompt, normalise_sql, prompt_id
 
 TEMPLATES = {item.name: item for item in all_templates()}
 KINDS = {"filter", "join", "aggregate", "group", "order", "top-k", "date", "null"}

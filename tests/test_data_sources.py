@@ -14,18 +14,9 @@ from typing import Any
 import polars as pl
 import pytest
 
+from data.content import check_disjoint, fenced, normalise_prompt, normalise_sql, prompt_id
 from data.schemas import TableError
-from data.sources import (
-    check_disjoint,
-    copy_databases,
-    fenced,
-    find_database,
-    load_prompts,
-    normalise_prompt,
-    normalise_sql,
-    prompt_id,
-    read_schema_text,
-)
+from data.sources import copy_databases, find_database, load_prompts, read_schema_text
 
 COLUMNS = {"prompt": "question", "solution": "gold_sql", "db_id": "db_id"}
 SHARED = Path(os.environ.get("FURLONG_SHARED_DATA") or Path(__file__).parents[1] / ".." / "shared" / "data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +21,14 @@ from rewards.base import (
     one_line,
 )
 from rewards.registry import get_reward
+from rewards.text2sql import _MODULES
 
 REPO = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("status", list(Status))
 def test_only_correct_is_paid(status):
+    """GR02: a time-out of the completion scores lowest, a failed verifier is left out."""
     result = RewardResult.of(status, terms={"format": 1.0}, earned=0.9)
     expected = {Status.CORRECT: 0.9}.get(status, None if status in UNSCORED else 0.0)
     assert result.score == expected
@@ -113,15 +116,9 @@ def test_importing_rewards_is_cheap():
     subprocess.run([sys.executable, "-c", check], cwd=REPO, check=True, timeout=30)
 
 
-@pytest.mark.parametrize("path", sorted((REPO / "rewards").glob("**/*.py")), ids=lambda p: p.name)
-def test_digest_modules_exist_and_are_complete(path):
-    """A module that text2sql can reach decides scores, so it must be in the digest."""
-    from rewards.text2sql import _MODULES
-
-    used = set(_MODULES)
+def test_digest_covers_what_decides():
+    """A module of ours that a digested module imports must be digested too."""
     for name in _MODULES:
         source = (REPO / "rewards" / f"{name}.py").read_text()
-        for other in (REPO / "rewards").glob("*.py"):
-            if f"from rewards.{other.stem} import" in source:
-                assert other.stem in used, f"{name} imports {other.stem}"
-    assert path.exists()
+        imported = re.findall(r"^\s*(?:from|import) rewards\.(\w+)", source, re.MULTILINE)
+        assert set(imported) <= set(_MODULES), name

@@ -86,6 +86,12 @@ def ended(pids: list[int], within_s: float) -> bool:
     return not any(alive(pid) for pid in pids)
 
 
+def warm(pool: WorkerPool) -> None:
+    """Until all workers are up: one fast worker can do a small batch alone."""
+    while not (pool.pids() and all(worker.ready for worker in pool._workers)):
+        pool.run("pool_handlers:sleep", [0.05, 0.05], 5)
+
+
 def test_order_is_kept_and_values_survive(pool):
     payloads = [0, "é\ud800", None, {"a": [1.5, True]}, "x" * 300_000, *range(50)]
     outcomes = pool.run("pool_handlers:echo", payloads, 5)
@@ -104,7 +110,7 @@ def test_deadline_kills_and_the_rest_goes_on(pool):
 
 @pytest.mark.parametrize("handler, payload", [("hold_lock", 8), ("endless_query", None)])
 def test_code_that_never_yields_is_killed(pool, handler, payload):
-    pool.run("pool_handlers:echo", [1, 2], 5)
+    warm(pool)
     before = pool.pids()
     (outcome,) = pool.run(f"pool_handlers:{handler}", [payload], 0.4)
     assert outcome.kind == "deadline"
@@ -137,7 +143,7 @@ def test_an_item_survives_one_lost_worker(pool, tmp_path):
 
 
 def test_workers_killed_while_idle_and_while_busy(pool):
-    pool.run("pool_handlers:echo", [1, 2], 5)
+    warm(pool)
     for pid in pool.pids():
         os.kill(pid, signal.SIGKILL)
     assert [o.kind for o in pool.run("pool_handlers:echo", [1, 2, 3], 5)] == ["value"] * 3
@@ -149,7 +155,7 @@ def test_workers_killed_while_idle_and_while_busy(pool):
 
 
 def test_a_stopped_worker_meets_the_deadline(pool):
-    pool.run("pool_handlers:echo", [1, 2], 5)
+    warm(pool)
     os.kill(pool.pids()[0], signal.SIGSTOP)
     kinds = [o.kind for o in pool.run("pool_handlers:echo", ["x" * 50_000] * 4, 0.5)]
     assert sorted(kinds) == ["deadline", "value", "value", "value"]
@@ -184,7 +190,7 @@ def test_several_threads_share_one_pool(pool):
 
 
 def test_an_interrupted_batch_leaves_no_stale_reply(pool, monkeypatch):
-    pool.run("pool_handlers:echo", [1, 2], 5)
+    warm(pool)
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -197,7 +203,7 @@ def test_an_interrupted_batch_leaves_no_stale_reply(pool, monkeypatch):
 
 
 def test_close_ends_the_workers_and_allows_more(pool):
-    pool.run("pool_handlers:echo", [1, 2], 5)
+    warm(pool)
     pids = pool.pids()
     pool.close()
     assert ended(pids, 2) and pool.pids() == []
@@ -212,7 +218,7 @@ def test_workers_that_cannot_start_are_an_error(monkeypatch):
         WorkerPool(1).run("pool_handlers:echo", [1], 5)
 
 
-@pytest.mark.parametrize("end", ["exit", "kill"])
+@pytest.mark.parametrize("end", ["exit", "exit while busy", "kill"])
 def test_workers_die_with_their_parent(tmp_path, end):
     (tmp_path / "pool_handlers.py").write_text(HANDLERS)
     program = (
@@ -222,7 +228,7 @@ def test_workers_die_with_their_parent(tmp_path, end):
         "pool.run('pool_handlers:echo', [1, 2], 5)\n"
         "busy = threading.Thread(target=pool.run, daemon=True,\n"
         "    args=('pool_handlers:endless_query', [1, 2], 60))\n"
-        f"if {end == 'kill'}:\n"
+        f"if {end != 'exit'}:\n"
         "    busy.start(); time.sleep(0.3)\n"
         "print(*pool.pids(), flush=True)\n"
         f"if {end == 'kill'}:\n"

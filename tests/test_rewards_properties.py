@@ -34,7 +34,7 @@ def match(pred, gold, segments=None, relaxed=False):
 
 
 @given(tables(), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, database=None)
 def test_a_result_equals_itself_shuffled(rows, chance):
     assert match(rows, rows)
     shuffled = list(rows)
@@ -46,7 +46,7 @@ def test_a_result_equals_itself_shuffled(rows, chance):
 
 
 @given(tables())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, database=None)
 def test_more_or_fewer_rows_differ(rows):
     assert not match([*rows, rows[0]], rows)
     if len(rows) > 1:
@@ -54,7 +54,7 @@ def test_more_or_fewer_rows_differ(rows):
 
 
 @given(tables(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, database=None)
 def test_a_row_more_or_less_than_once_differs(rows, data):
     """Same length, another bag: told apart unless the two rows are close."""
     first, second = data.draw(st.sampled_from(rows)), data.draw(st.sampled_from(rows))
@@ -67,7 +67,7 @@ def test_a_row_more_or_less_than_once_differs(rows, data):
     st.lists(st.tuples(*[st.sampled_from([1.0, 1.1, 1.2, 1.3])] * 2), min_size=1, max_size=5),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, database=None)
 def test_pairing_finds_what_trying_all_orders_finds(pool, chance):
     """Closeness is not transitive here: 1.0 ~ 1.1 ~ 1.2, but 1.0 is not close to 1.2."""
     pred = [tuple(chance.choice([1.0, 1.1, 1.2, 1.3]) for _ in range(2)) for _ in pool]
@@ -84,7 +84,7 @@ def test_pairing_finds_what_trying_all_orders_finds(pool, chance):
 
 
 @given(st.text(alphabet="ab`;'\"-/* \nsqlSELECTwith<think></>\x00", max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, database=None)
 def test_any_text_is_read_without_an_error(text):
     answer = extract_answer(text)
     assert (answer.sql is None) == bool(answer.problem)

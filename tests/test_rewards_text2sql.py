@@ -15,9 +15,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rewards.base import Status
+from rewards.deadline import shared_pool
 from rewards.registry import get_reward
 from rewards.sql_compare import Segment, Tolerance, results_match
 from rewards.text2sql import Text2SqlV1
@@ -39,8 +41,7 @@ def root(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("databases")
     connection = sqlite3.connect(folder / "stable.sqlite")
     connection.execute(
-        "CREATE TABLE runner(id INTEGER PRIMARY KEY, name TEXT, yard TEXT, weight REAL,"
-        " age INT, note TEXT)"
+        "CREATE TABLE runner(id INTEGER PRIMARY KEY, name TEXT, yard TEXT, weight REAL, age INT, note TEXT)"
     )
     connection.executemany("INSERT INTO runner VALUES (?, ?, ?, ?, ?, ?)", RUNNERS)
     connection.execute("CREATE TABLE big(x INT)")
@@ -143,9 +144,7 @@ def test_nested_layout_and_wal_mode(tmp_path):
     connection.execute("CREATE TABLE t AS SELECT 7 AS x")
     connection.commit()
     connection.close()
-    assert Text2SqlV1(tmp_path)(
-        completions=["SELECT x FROM t"], solution=["SELECT 7"], db_id=["w"]
-    ) == [1.0]
+    assert Text2SqlV1(tmp_path)(completions=["SELECT x FROM t"], solution=["SELECT 7"], db_id=["w"]) == [1.0]
     assert os.listdir(path.parent) == ["w.sqlite"]
 
 
@@ -158,9 +157,7 @@ def test_a_changed_database_is_read_again(tmp_path):
         connection.execute("CREATE TABLE t AS SELECT ? AS x", (value,))
         connection.commit()
         connection.close()
-        scores = reward(
-            completions=[f"SELECT '{value}'"], solution=["SELECT x FROM t"], db_id=["d"]
-        )
+        scores = reward(completions=[f"SELECT '{value}'"], solution=["SELECT x FROM t"], db_id=["d"])
         assert scores == [1.0]
 
 
@@ -210,6 +207,19 @@ def test_hostile_completions_score_zero(name, root, monkeypatch, tmp_path):
     assert (root / "stable.sqlite").read_bytes() == content
     assert os.listdir(tmp_path) == [] and len(os.listdir(root)) == 1
     assert judge(root, "SELECT 1", "SELECT 1").score == 1.0
+
+
+@pytest.mark.parametrize("case", ["SQ11a", "SQ11b", "SQ11g"])
+def test_after_a_timeout_no_core_is_busy(root, case):
+    """SQ11: the time-out must end the work, not only the waiting."""
+    (found,) = [known for known in CASES if known["case"] == case]
+    result = judge(root, found["gold"], found["completion"], timeout_s=0.2)
+    assert result.status is Status.TIMEOUT
+    time.sleep(0.1)
+    workers = [psutil.Process(pid) for pid in shared_pool().pids()]
+    before = sum(sum(worker.cpu_times()[:2]) for worker in workers)
+    time.sleep(0.3)
+    assert sum(sum(worker.cpu_times()[:2]) for worker in workers) - before <= 0.05
 
 
 def test_relaxed_columns_are_fast():

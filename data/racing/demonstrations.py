@@ -17,10 +17,10 @@ from typing import Any
 
 import polars as pl
 
+from data.content import fenced, normalise_prompt, prompt_id
 from data.racing.combinations import Combination, QuestionSource
 from data.racing.templates import Template, all_templates, flipped
 from data.schemas import PromptTable, check_table, column_types
-from data.sources import fenced, normalise_prompt, prompt_id
 
 SPREAD = 0.5  # a template's share of mistakes lies in mistake_share * (1 - SPREAD, 1 + SPREAD)
 

@@ -80,8 +80,7 @@ TEMPLATES = (
             "At odds of {odds} or longer, which {k} jockeys finish best on average?",
             "Who are the {k} jockeys with the best mean position at odds of {odds} or more?",
         ),
-        "SELECT jockey FROM [jockeys] WHERE odds >= {odds}"
-        " GROUP BY jockey ORDER BY AVG(position) LIMIT {k}",
+        "SELECT jockey FROM [jockeys] WHERE odds >= {odds} GROUP BY jockey ORDER BY AVG(position) LIMIT {k}",
         (WRONG_ORDER, " LIMIT", " DESC LIMIT"),
         (LOST_FILTER, " WHERE odds >= {odds}", ""),
     ),
