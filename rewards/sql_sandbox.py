@@ -51,9 +51,25 @@ _ALLOWED = frozenset(
 # The first group reaches outside the database; the second makes a score depend on
 # chance or on the connection.
 _BLOCKED_FUNCTIONS = frozenset(
-    "load_extension readfile writefile edit fts3_tokenizer fts5 sqlite_log "
-    "sqlite_compileoption_get sqlite_compileoption_used sqlite_source_id sqlite_version "
-    "sqlite_offset random randomblob changes total_changes last_insert_rowid".split()  # noqa: SIM905 (a block of words reads better)
+    [
+        "load_extension",
+        "readfile",
+        "writefile",
+        "edit",
+        "fts3_tokenizer",
+        "fts5",
+        "sqlite_log",
+        "sqlite_compileoption_get",
+        "sqlite_compileoption_used",
+        "sqlite_source_id",
+        "sqlite_version",
+        "sqlite_offset",
+        "random",
+        "randomblob",
+        "changes",
+        "total_changes",
+        "last_insert_rowid",
+    ]
 )
 # The schema is in the prompt; a query that reads it answers no question about the data.
 _BLOCKED_TABLES = ("sqlite_", "pragma_", "dbstat", "bytecode", "tables_used", "fsdir")

@@ -32,8 +32,29 @@ _INLINE_LABEL = re.compile(r"[ \t]*(sql|sqlite)\s", re.IGNORECASE)
 _SQL_LABELS = frozenset({"sql", "sqlite"})
 _READING_WORDS = frozenset({"select", "with"})
 _OTHER_WORDS = frozenset(
-    "alter analyze attach begin commit create delete detach drop end explain insert pragma "
-    "reindex release replace rollback savepoint update vacuum values".split()  # noqa: SIM905 (a block of words reads better)
+    [
+        "alter",
+        "analyze",
+        "attach",
+        "begin",
+        "commit",
+        "create",
+        "delete",
+        "detach",
+        "drop",
+        "end",
+        "explain",
+        "insert",
+        "pragma",
+        "reindex",
+        "release",
+        "replace",
+        "rollback",
+        "savepoint",
+        "update",
+        "vacuum",
+        "values",
+    ]
 )
 
 
