@@ -1,6 +1,5 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format up down status lock clean
-MAKEFLAGS += --no-print-directory
 # Set in some containers; it would double every start-up.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,10 +20,9 @@ test: setup  ## run the tests (ARGS='-k services')
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: setup  ## ruff, pyright and the import contracts
-	@$(BIN)/ruff check
-	@$(BIN)/ruff format --check
-	@$(BIN)/pyright
-	@$(BIN)/lint-imports
+	@failed=0; for command in "ruff check" "ruff format --check" pyright "lint-imports --no-cache"; do \
+		echo "== $$command"; $(BIN)/$$command || failed=1; \
+	done; exit $$failed
 
 format: setup  ## let ruff fix and format the code
 	@$(BIN)/ruff check --fix

@@ -106,6 +106,9 @@ def _environment(ranks: int, extra: Mapping[str, str]) -> dict[str, str]:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Progress is reported through the channel; bars and deprecation notes of libraries would drown the log.
+    environment.setdefault("TQDM_DISABLE", "1")
+    environment.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore::DeprecationWarning")
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
 
@@ -188,7 +191,7 @@ class _Follower:
         now = time.monotonic()
         self._allowance = min(LOG_BURST, self._allowance + LOG_LINES_PER_SECOND * (now - self._refilled))
         self._refilled = now
-        for line in self._log.lines():
+        for line in filter(str.strip, self._log.lines()):
             if self._allowance >= 1:
                 self._allowance -= 1
                 self._tell_hidden()

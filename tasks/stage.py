@@ -153,7 +153,7 @@ class Pipeline:
         self._fresh = fresh
         self._buildable = buildable
         self._reward = reward
-        self._rebuilt: set[str] = set()
+        self._forced: set[str] = set()
         self._discarded: set[str] = set()
 
     @property
@@ -172,13 +172,14 @@ class Pipeline:
             return self._note(self._pending(stage, name, label, PENDING))
         request = self._request(stage, config, inputs)
         key = stable_hash(request)
-        force = stage.step in self._fresh or any(ref.key in self._rebuilt for ref in inputs.values())
+        force = stage.step in self._fresh or any(ref.key in self._forced for ref in inputs.values())
         if self.planning:
             return self._note(self._plan(stage, name, label, key, force))
         use = _Use(self, stage, name or stage.kind, label, key, request, config, inputs, force)
-        outcome = _as_prefect_task(use)(key, {role: ref.path for role, ref in inputs.items()})
-        if not outcome.reused:
-            self._rebuilt.add(key)
+        state = _as_prefect_task(use)(key, {role: ref.path for role, ref in inputs.items()}, return_state=True)
+        outcome: Outcome = state.result()
+        if force:
+            self._forced.add(key)
         return self._note(outcome)
 
     def _note(self, outcome: Outcome) -> ArtifactRef:

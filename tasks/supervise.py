@@ -11,6 +11,7 @@ Not covered: SIGKILL of the supervisor itself. Linux only; elsewhere orphans tha
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import signal
@@ -79,10 +80,8 @@ def _status(process: psutil.Process) -> str | None:
 
 
 def _send(process: psutil.Process, signum: int) -> None:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signum)
-    except psutil.NoSuchProcess:
-        pass
 
 
 def _reap() -> None:

@@ -57,7 +57,7 @@ class Rig:
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Running services; the worker's pool is paused, so that no scheduled run really starts."""
     rig = Rig(tmp_path_factory.mktemp("home"), free_port(), free_port())
-    answer = rig.run("up")
+    answer = rig.run("up", PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS="2")  # 60 by default
     try:
         assert answer.returncode == 0, answer.stderr + answer.stdout
         assert f"http://127.0.0.1:{rig.prefect_port}\n" in answer.stdout
@@ -66,13 +66,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield rig
     finally:
         rig.run("down")
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home in which nothing was started."""
-    monkeypatch.setenv("FURLONG_HOME", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from tasks.jobs.sft import write_resolved
 from tasks.jobs.training_setup import (
     check_world,
     common_arguments,
+    keep_vllm_weights_loadable,
     last_checkpoint,
     load_model,
     merge_arguments,
@@ -70,6 +71,8 @@ def main(request: Request) -> None:
     recipe = GrpoRecipe.model_validate(request.recipe)
     runtime = GrpoRuntime.model_validate(request.runtime)
     prepare_devices(runtime)
+    if recipe.engine == "vllm":
+        keep_vllm_weights_loadable()
     model, tokenizer = load_model(request.inputs["model"])
     rows = conversational(read_prompts(request.inputs["prompts"], "curation"), with_completion=False)
     arguments = grpo_arguments(request, _longest_prompt(tokenizer, rows))

@@ -30,6 +30,23 @@ def prepare_devices(runtime: TrainingRuntime) -> None:
         deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
 
 
+def keep_vllm_weights_loadable() -> None:
+    """Let a colocated vLLM engine on a CPU take new weights at every step.
+
+    On CPUs with AVX-512 or AMX, vLLM packs each linear weight once and drops the original parameter, so the
+    first weight sync of training fails ("'Parameter' object has no attribute 'weight_loader'"); with AVX2
+    alone it does not. Seen with vLLM 0.31. Call before the engine is made; GPUs are not concerned.
+    """
+    if torch.cuda.is_available():
+        return
+    from vllm.model_executor.layers import utils as vllm_layers
+
+    def use_plain_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    vllm_layers.dispatch_cpu_unquantized_gemm = use_plain_weight
+
+
 def check_world(trainer: Any, runtime: TrainingRuntime) -> None:
     """Refuse a launcher that silently started fewer ranks or no DeepSpeed."""
     accelerator = trainer.accelerator
