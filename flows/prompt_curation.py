@@ -77,7 +77,9 @@ def main() -> int:
     call = (given.config, given.overrides, given.seed, given.fresh)
     if given.dry_run:
         return cli.main(
-            lambda: {"plan": plan(lambda pipeline: stages(pipeline, given.only), *call, _buildable(given.only))},
+            lambda: {
+                "plan": plan(lambda pipeline: stages(pipeline, given.only), *call, _buildable(given.only))
+            },
             lambda result: cli.show_plan(result["plan"]),
         )
     return cli.main(lambda: prompt_curation(*call, given.only), show_curation)

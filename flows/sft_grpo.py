@@ -50,11 +50,22 @@ def stages(pipeline: Pipeline) -> None:
         name: pipeline.stage(RUN_BENCHMARK, experiment.benchmark, name=name, model=model, prompts=prompts)
         for name, model in {"base": base, "sft": sft, "grpo": grpo}.items()
     }
-    pipeline.stage(WRITE_REPORT, experiment.report, prompts=prompts, selection=kept, policy=grpo, **benchmarks)
+    pipeline.stage(
+        WRITE_REPORT,
+        experiment.report,
+        prompts=prompts,
+        selection=kept,
+        policy=grpo,
+        base=benchmarks["base"],
+        sft=benchmarks["sft"],
+        grpo=benchmarks["grpo"],
+    )
 
 
 def main() -> int:
-    given = cli.parser("flows.sft_grpo", "Warm start by SFT, curate by pass rate, train with GRPO.").parse_args()
+    given = cli.parser(
+        "flows.sft_grpo", "Warm start by SFT, curate by pass rate, train with GRPO."
+    ).parse_args()
     call = (given.config, given.overrides, given.seed, given.fresh)
     if given.dry_run:
         return cli.main(lambda: {"plan": plan(stages, *call)}, lambda result: cli.show_plan(result["plan"]))

@@ -34,7 +34,11 @@ def run_benchmark(build: Build) -> Mapping[str, Any]:
         },
     ]
     facts = build.job(
-        "sample", engine=recipe.engine, split="heldout", draws=draws, model_digest=build.inputs["model"].digest
+        "sample",
+        engine=recipe.engine,
+        split="heldout",
+        draws=draws,
+        model_digest=build.inputs["model"].digest,
     )
     prompts = build.inputs["prompts"]
     table = read_table(prompts.payload / "prompts.parquet", PromptTable)
@@ -91,10 +95,18 @@ def _mean(values: list[Any]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _examples(samples: pl.DataFrame, scores: pl.DataFrame, prompts: pl.DataFrame, rows: int = 100) -> list[dict[str, Any]]:
+def _examples(
+    samples: pl.DataFrame, scores: pl.DataFrame, prompts: pl.DataFrame, rows: int = 100
+) -> list[dict[str, Any]]:
     """First rows of a benchmark, for people: prompt, completion, gold, score and why."""
-    joined = samples.join(scores, on=["prompt_id", "sample_index"]).join(prompts, on="prompt_id", suffix="_gold")
-    return joined.head(rows).select("prompt", "completion", "solution", "score", "status", "detail", "source").to_dicts()
+    joined = samples.join(scores, on=["prompt_id", "sample_index"]).join(
+        prompts, on="prompt_id", suffix="_gold"
+    )
+    return (
+        joined.head(rows)
+        .select("prompt", "completion", "solution", "score", "status", "detail", "source")
+        .to_dicts()
+    )
 
 
 RUN_BENCHMARK = Stage("run_benchmark", StageName.BENCHMARK, "report", 1, run_benchmark, rewarded=True)

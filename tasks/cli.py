@@ -27,7 +27,9 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="override one field, e.g. grpo.recipe.beta=0.04; may be repeated",
     )
-    made.add_argument("--seed", type=int, default=0, help="seed of data, initial weights and sampling (default 0)")
+    made.add_argument(
+        "--seed", type=int, default=0, help="seed of data, initial weights and sampling (default 0)"
+    )
     made.add_argument(
         "--fresh",
         nargs="+",
@@ -36,7 +38,9 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
         metavar="STAGE",
         help=f"rebuild these parts and what follows from them: {', '.join(StageName)}",
     )
-    made.add_argument("--dry-run", action="store_true", help="validate everything and print the plan; train nothing")
+    made.add_argument(
+        "--dry-run", action="store_true", help="validate everything and print the plan; train nothing"
+    )
     return made
 
 

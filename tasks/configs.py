@@ -363,9 +363,8 @@ class Experiment(Frozen):
 
     @model_validator(mode="after")
     def _batches_divide(self) -> Experiment:
-        sft_split = gradient_accumulation(self.sft.recipe.batch_size, self.sft.runtime, "sft")
-        grpo_split = gradient_accumulation(self.grpo.recipe.batch_size, self.grpo.runtime, "grpo")
-        assert sft_split and grpo_split
+        gradient_accumulation(self.sft.recipe.batch_size, self.sft.runtime, "sft")
+        gradient_accumulation(self.grpo.recipe.batch_size, self.grpo.runtime, "grpo")
         return self
 
 
@@ -430,7 +429,9 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
     dotted, separator, text = override.partition("=")
     keys = [key.strip() for key in dotted.split(".")]
     if not separator or not all(keys):
-        raise ConfigError(f"override '{override}' is not of the form dotted.key=value, e.g. grpo.recipe.beta=0.04")
+        raise ConfigError(
+            f"override '{override}' is not of the form dotted.key=value, e.g. grpo.recipe.beta=0.04"
+        )
     node = document
     for key in keys[:-1]:
         child = node.get(key)

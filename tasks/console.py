@@ -46,7 +46,9 @@ class Console:
         if last or now - self._line_at > MIN_SECONDS_BETWEEN_LINES:
             self._line_at = now
             self.line(f"{done}/{total} {text} {self._remaining(done, total, now)}".rstrip())
-        if FlowRunContext.get() is not None and (last or now - self._artifact_at > MIN_SECONDS_BETWEEN_ARTIFACT_UPDATES):
+        if FlowRunContext.get() is not None and (
+            last or now - self._artifact_at > MIN_SECONDS_BETWEEN_ARTIFACT_UPDATES
+        ):
             self._artifact_at = now
             self._show(100.0 * done / max(total, 1), text)
 
@@ -62,7 +64,9 @@ class Console:
         try:
             if self._artifact is None:
                 key = artifact_key(self.label) + "-progress"
-                self._artifact = create_progress_artifact(percent, key=key, description=f"{self.label} {text}")  # type: ignore[assignment]
+                self._artifact = create_progress_artifact(
+                    percent, key=key, description=f"{self.label} {text}"
+                )  # type: ignore[assignment]
             else:
                 update_progress_artifact(self._artifact, percent, description=f"{self.label} {text}")
         except Exception as error:  # a progress bar must never end a training run
@@ -97,7 +101,10 @@ def prefect_tags() -> dict[str, str]:
     from prefect.settings import PREFECT_UI_URL
 
     base = os.environ.get("FURLONG_PREFECT_UI_URL") or PREFECT_UI_URL.value() or "http://127.0.0.1:4200"
-    return {"prefect.flow_run_id": run_id, "prefect.flow_run_url": f"{base.rstrip('/')}/runs/flow-run/{run_id}"}
+    return {
+        "prefect.flow_run_id": run_id,
+        "prefect.flow_run_url": f"{base.rstrip('/')}/runs/flow-run/{run_id}",
+    }
 
 
 def flow_run_is_cancelled() -> bool:

@@ -72,10 +72,10 @@ def run_job(
     channel = Path(request.channel)
     (channel / protocol.RESULT).unlink(missing_ok=True)
     command = _command(program, request.write(), ranks, torchrun)
+    supervise = ["-m", "tasks.supervise", "--grace", str(GRACE_SECONDS), "--parent", str(os.getpid())]
     with (channel / protocol.LOG).open("ab") as log:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "tasks.supervise", "--grace", str(GRACE_SECONDS), "--parent", str(os.getpid())]
-            + ["--", *command],
+            [sys.executable, *supervise, "--", *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -38,7 +38,9 @@ def open_pipeline(
     identity = reward_identity(experiment.reward)
     ended = reconcile(experiment.name)
     if ended:
-        console.run_logger().info("marked %d MLflow run(s) KILLED that a dead process had left RUNNING", ended)
+        console.run_logger().info(
+            "marked %d MLflow run(s) KILLED that a dead process had left RUNNING", ended
+        )
     parent = _open_parent(flow, config, overrides, experiment, seed, identity)
     console.publish_markdown(
         f"{flow}-mlflow", f"MLflow run: [{parent.run_id}]({parent.link})", "Where this flow run is tracked"
@@ -59,7 +61,12 @@ def open_pipeline(
 
 
 def _open_parent(
-    flow: str, config: str, overrides: Sequence[str], experiment: Experiment, seed: int, identity: RewardIdentity
+    flow: str,
+    config: str,
+    overrides: Sequence[str],
+    experiment: Experiment,
+    seed: int,
+    identity: RewardIdentity,
 ) -> TrackedRun:
     tags = {
         "furlong.flow": flow,
@@ -137,9 +144,15 @@ def _check_training_arguments(experiment: Experiment, seed: int) -> None:
             "sft": experiment.sft.recipe.model_dump(mode="json"),
             "grpo": experiment.grpo.recipe.model_dump(mode="json"),
         }
-        engines = [experiment.sample.recipe.engine, experiment.grpo.recipe.engine, experiment.benchmark.recipe.engine]
+        engines = [
+            experiment.sample.recipe.engine,
+            experiment.grpo.recipe.engine,
+            experiment.benchmark.recipe.engine,
+        ]
         options = {"recipes": recipes, "engines": sorted(set(engines))}
-        run_job("check_arguments", Request({}, {}, seed, {}, folder, folder, str(Path(folder)), options), silent)
+        run_job(
+            "check_arguments", Request({}, {}, seed, {}, folder, folder, str(Path(folder)), options), silent
+        )
 
 
 def timed() -> Callable[[], float]:

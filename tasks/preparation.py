@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from data.artifacts import digest_path
 from rewards.base import Status
-from tasks.configs import ConfigError, ModelRecipe, PretrainedModel, PromptsRecipe, RacingSource, StageName, TableSource
+from tasks.configs import (
+    ConfigError,
+    ModelRecipe,
+    PretrainedModel,
+    PromptsRecipe,
+    RacingSource,
+    StageName,
+    TableSource,
+)
 from tasks.stage import Build, Stage
 
 if TYPE_CHECKING:
@@ -82,7 +90,10 @@ def _mark_suspect_golds(build: Build, table: pl.DataFrame) -> pl.DataFrame:
     reward = get_reward(spec.name, database_root=str(build.payload / "databases"), **spec.params)
     solutions = table["solution"].to_list()
     results = reward.results(
-        prompts=table["prompt"].to_list(), completions=solutions, solution=solutions, db_id=table["db_id"].to_list()
+        prompts=table["prompt"].to_list(),
+        completions=solutions,
+        solution=solutions,
+        db_id=table["db_id"].to_list(),
     )
     status = ["ok" if result.status is Status.CORRECT else "suspect_gold" for result in results]
     share = status.count("suspect_gold") / len(status)

@@ -30,7 +30,14 @@ def write_report(build: Build) -> Mapping[str, Any]:
     plots.training(history, build.payload / "training.png")
     plots.benchmarks(results, build.payload / "benchmark.png")
     selection, policy = _facts(inputs["selection"]), _facts(inputs["policy"])
-    text = render(build.experiment.name, build.seed, results, selection, policy, _read(inputs["prompts"], "sources.json"))
+    text = render(
+        build.experiment.name,
+        build.seed,
+        results,
+        selection,
+        policy,
+        _read(inputs["prompts"], "sources.json"),
+    )
     (build.payload / "report.md").write_text(text)
     return {}
 
@@ -75,7 +82,11 @@ def render(
         f"Source `{sources['source']}`, licence {sources['licence']}, revision {sources['revision']}.",
     ]
     if sources.get("mistakes"):
-        lines += ["", "The demonstrations are of mixed quality on purpose; share of mistaken ones by template:", ""]
+        lines += [
+            "",
+            "The demonstrations are of mixed quality on purpose; share of mistaken ones by template:",
+            "",
+        ]
         lines += ["| template | demonstrations | mistaken |", "|---|---|---|"]
         lines += [f"| {row['source']} | {row['train']} | {row['share']:.0%} |" for row in sources["mistakes"]]
     return "\n".join(lines) + "\n"
@@ -109,7 +120,9 @@ def _headline(pipeline: Pipeline) -> dict[str, float]:
         values |= {f"{model}/greedy": facts["greedy"], f"{model}/mean@{k}": facts["mean@k"]}
         values[f"{model}/pass@{k}"] = facts["pass@k"]
     selection, policy = _outcome(pipeline, "select_prompts").facts, _outcome(pipeline, "train_grpo").facts
-    values |= {f"prompts/{name}": selection[name] for name in ("total", "kept", "mixed", "solved", "unsolved")}
+    values |= {
+        f"prompts/{name}": selection[name] for name in ("total", "kept", "mixed", "solved", "unsolved")
+    }
     values["zero_variance_share"] = policy["zero_variance_share"]
     return values
 
@@ -149,7 +162,10 @@ def curation_summary(pipeline: Pipeline, wall_s: float) -> dict[str, Any]:
 
 def show_pipeline(summary: Mapping[str, Any]) -> None:
     """Print the short tables at the end of a pipeline."""
-    out, table = _terminal(), _table("model", *(name for name in summary["base"] if name != "greedy_ci"), "95 % interval")
+    out, table = (
+        _terminal(),
+        _table("model", *(name for name in summary["base"] if name != "greedy_ci"), "95 % interval"),
+    )
     for model in MODELS:
         row = summary[model]
         low, high = row["greedy_ci"]
@@ -174,16 +190,22 @@ def show_curation(summary: Mapping[str, Any]) -> None:
 def _show_common(out: Any, summary: Mapping[str, Any]) -> None:
     table = _table("stage", "seconds", "generated tokens", "")
     for label, row in summary["stages"].items():
-        table.add_row(label, f"{row['seconds']:.1f}", f"{row['generated_tokens']:,}", "reused" if row["reused"] else "")
+        table.add_row(
+            label, f"{row['seconds']:.1f}", f"{row['generated_tokens']:,}", "reused" if row["reused"] else ""
+        )
     out.print("Stages (seconds and tokens of the run that built them)", style="bold")
     out.print(table)
     if "prompts" in summary:
-        out.print(f"prompts kept by the pass-rate filter: {summary['prompts']['kept']} of {summary['prompts']['total']}")
+        out.print(
+            f"prompts kept by the pass-rate filter: {summary['prompts']['kept']} of {summary['prompts']['total']}"
+        )
 
 
 def _show_places(out: Any, summary: Mapping[str, Any], what: str, path: str) -> None:
     out.print(f"{what}: {path}", soft_wrap=True)
-    out.print(f"MLflow run: {summary['mlflow_run_id']}   (browse it: make up)   wall: {summary['wall_s']:.0f} s")
+    out.print(
+        f"MLflow run: {summary['mlflow_run_id']}   (browse it: make up)   wall: {summary['wall_s']:.0f} s"
+    )
 
 
 def _terminal() -> Any:

@@ -27,7 +27,9 @@ def score_samples(build: Build) -> Mapping[str, Any]:
     prompts = build.inputs["prompts"]
     samples = read_table(build.inputs["samples"].payload / "samples.parquet", SampleTable)
     table = read_table(prompts.payload / "prompts.parquet", PromptTable)
-    scores = score_table(samples, table, open_reward(build.experiment.reward, prompts), build.console.progress)
+    scores = score_table(
+        samples, table, open_reward(build.experiment.reward, prompts), build.console.progress
+    )
     unscored = scores["score"].null_count() / max(len(scores), 1)
     if unscored > build.recipe.max_unscored_share:
         reasons = scores.filter(pl.col("score").is_null())["detail"].value_counts(sort=True).head(3).rows()
@@ -71,7 +73,10 @@ def score_table(
         pl.Series("score", [result.score for result in results], dtype=pl.Float64),
         pl.Series("status", [str(result.status) for result in results]),
         pl.Series("detail", [result.detail for result in results], dtype=pl.String),
-        *(pl.Series(f"term_{name}", [r.terms.get(name) for r in results], dtype=pl.Float64) for name in terms),
+        *(
+            pl.Series(f"term_{name}", [r.terms.get(name) for r in results], dtype=pl.Float64)
+            for name in terms
+        ),
     )
 
 
@@ -92,4 +97,6 @@ def term_means(scores: pl.DataFrame) -> dict[str, float]:
     return means
 
 
-SCORE_SAMPLES = Stage("score_samples", StageName.SCORE, "scores", 1, score_samples, rewarded=True, seeded=False)
+SCORE_SAMPLES = Stage(
+    "score_samples", StageName.SCORE, "scores", 1, score_samples, rewarded=True, seeded=False
+)

@@ -31,7 +31,9 @@ def select_prompts(build: Build) -> Mapping[str, Any]:
     scores = read_table(build.inputs["scores"].payload / "scores.parquet", ScoreTable)
     curation = prompts.filter(pl.col("split") == "curation")
     selection = select(curation, scores, build.recipe)
-    kept = curation.join(selection.filter("kept").select("prompt_id"), on="prompt_id", how="semi").sort("prompt_id")
+    kept = curation.join(selection.filter("kept").select("prompt_id"), on="prompt_id", how="semi").sort(
+        "prompt_id"
+    )
     counts = {label: selection.filter(pl.col("label") == label).height for label in LABELS}
     if kept.is_empty():
         raise ConfigError(_nothing_kept(build.recipe, len(curation), counts))
@@ -39,7 +41,12 @@ def select_prompts(build: Build) -> Mapping[str, Any]:
     write_table(selection, build.payload / "selection.parquet", SelectionTable)
     (build.payload / "histogram.json").write_text(json.dumps(histogram(selection), indent=2) + "\n")
     build.console.line(f"kept {len(kept)} of {len(curation)} prompts ({_spell(counts)})")
-    return {"total": len(curation), "kept": len(kept), **counts, "mean_pass_rate": selection["pass_rate"].mean()}
+    return {
+        "total": len(curation),
+        "kept": len(kept),
+        **counts,
+        "mean_pass_rate": selection["pass_rate"].mean(),
+    }
 
 
 def select(curation: pl.DataFrame, scores: pl.DataFrame, recipe: SelectRecipe) -> pl.DataFrame:

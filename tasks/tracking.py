@@ -52,7 +52,9 @@ def mlflow_link(experiment_id: str, run_id: str) -> str:
 @lru_cache(maxsize=1)
 def _client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 5 s instead of 4 min when the server is away
+    os.environ.setdefault(
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
+    )  # 5 s instead of 4 min when the server is away
     furlong_home().mkdir(parents=True, exist_ok=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     from mlflow import MlflowClient
@@ -68,7 +70,7 @@ def _experiment_id(name: str) -> str:
     found = client().get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    local = "MLFLOW_TRACKING_URI" not in os.environ
+    local = tracking_uri().startswith("sqlite:")
     # A file location is readable by a direct SQLite client and by the server of `make up` alike.
     location = (furlong_home() / "mlartifacts" / name).as_uri() if local else None
     return str(client().create_experiment(name, artifact_location=location))
@@ -106,7 +108,9 @@ def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 class TrackedRun:
     """One MLflow run; no method raises because tracking failed."""
 
-    def __init__(self, experiment: str, name: str, tags: Mapping[str, str], parent: TrackedRun | None = None) -> None:
+    def __init__(
+        self, experiment: str, name: str, tags: Mapping[str, str], parent: TrackedRun | None = None
+    ) -> None:
         self.run_id: str | None = None
         self.experiment_id = ""
         self._waiting: list[Any] = []
@@ -139,14 +143,18 @@ class TrackedRun:
 
         for line in lines:
             stamp = int(line["time"] * 1000)
-            self._waiting += [Metric(k, v, stamp, line["step"]) for k, v in safe_metrics(line["metrics"]).items()]
+            self._waiting += [
+                Metric(k, v, stamp, line["step"]) for k, v in safe_metrics(line["metrics"]).items()
+            ]
         while self._waiting:
             if not self._call("log metrics", "log_batch", metrics=self._waiting[:METRICS_PER_CALL]):
                 return
             del self._waiting[:METRICS_PER_CALL]
 
     def metrics(self, values: Mapping[str, Any], step: int = 0) -> None:
-        numbers = {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        numbers = {
+            k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)
+        }
         self.metric_lines([{"step": step, "time": time.time(), "metrics": numbers}])
 
     def tags(self, values: Mapping[str, str]) -> None:
@@ -186,7 +194,10 @@ class TrackedRun:
 
             mlflow.set_tracking_uri(tracking_uri())
             mlflow.create_external_model(
-                name=name, source_run_id=self.run_id, tags={"path": str(path)}, experiment_id=self.experiment_id
+                name=name,
+                source_run_id=self.run_id,
+                tags={"path": str(path)},
+                experiment_id=self.experiment_id,
             )
 
     def close(self, status: Status) -> None:
@@ -216,7 +227,9 @@ class _Tolerated:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if isinstance(error, Exception):
             self.failed = True
-            logger.warning("MLflow: could not %s (%s: %s)", self._what, type(error).__name__, str(error)[:300])
+            logger.warning(
+                "MLflow: could not %s (%s: %s)", self._what, type(error).__name__, str(error)[:300]
+            )
             return True
         return False
 

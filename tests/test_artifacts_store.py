@@ -115,13 +115,17 @@ def test_a_forced_rebuild_replaces_the_artifact(home: Path) -> None:
 
 def test_a_dead_owner_cannot_hold_the_lock(home: Path) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(f"""
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(f"""
             import time
             from data.store import ArtifactStore
             with ArtifactStore().lock("stage", "name", "{KEY}", print):
                 print("held", flush=True)
                 time.sleep(60)
-        """)],
+        """),
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )

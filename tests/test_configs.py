@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from tasks.configs import CONFIG_FOLDER, ConfigError, Experiment, TrainingRuntime, gradient_accumulation, load_experiment
+from tasks.configs import (
+    CONFIG_FOLDER,
+    ConfigError,
+    Experiment,
+    TrainingRuntime,
+    gradient_accumulation,
+    load_experiment,
+)
 
 SHIPPED = sorted(file.stem for file in CONFIG_FOLDER.glob("*.yaml"))
 
@@ -25,7 +32,13 @@ def test_overrides_win_over_yaml_and_yaml_over_defaults() -> None:
     plain = load_experiment("nano")
     assert (plain.grpo.recipe.beta, plain.grpo.recipe.steps) == (0.0, 2)
     changed = load_experiment(
-        "nano", ["grpo.recipe.beta=4e-2", "grpo.recipe.steps=3", "grpo.recipe.trl.delta=2.0", "grpo.runtime.bf16=true"]
+        "nano",
+        [
+            "grpo.recipe.beta=4e-2",
+            "grpo.recipe.steps=3",
+            "grpo.recipe.trl.delta=2.0",
+            "grpo.runtime.bf16=true",
+        ],
     )
     assert (changed.grpo.recipe.beta, changed.grpo.recipe.steps) == (0.04, 3)
     assert changed.grpo.recipe.trl == {"delta": 2.0}
@@ -74,7 +87,14 @@ def test_broken_yaml_names_the_file(tmp_path: Path) -> None:
 
 
 def test_split_shares_must_sum_to_one() -> None:
-    source = {"kind": "table", "location": "x.jsonl", "database_root": ".", "train": 0.9, "curation": 0.9, "heldout": 0.9}
+    source = {
+        "kind": "table",
+        "location": "x.jsonl",
+        "database_root": ".",
+        "train": 0.9,
+        "curation": 0.9,
+        "heldout": 0.9,
+    }
     with pytest.raises(ValidationError, match="sum to 1"):
         Experiment.model_validate({"name": "x", "prompts": {"recipe": {"source": source}}})
 

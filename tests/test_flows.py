@@ -44,7 +44,9 @@ def manifest_of(stage: str) -> Manifest:
 @pytest.mark.parametrize("module", ["flows.sft_grpo", "flows.prompt_curation"])
 def test_importing_a_flow_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
     assert answer.stdout.strip() == "[]"
 
 
@@ -79,7 +81,11 @@ def test_every_artifact_says_how_it_was_made(nano: dict[str, Any]) -> None:
 def test_the_report_shows_results_plots_and_the_mixed_demonstrations(nano: dict[str, Any]) -> None:
     report = Path(nano["report"])
     text = report.read_text()
-    assert "| sft |" in text and "Kept 48 of 48 prompts" in text and "| template | demonstrations | mistaken |" in text
+    assert (
+        "| sft |" in text
+        and "Kept 48 of 48 prompts" in text
+        and "| template | demonstrations | mistaken |" in text
+    )
     for plot in ("pass_rates.png", "training.png", "benchmark.png"):
         assert f"({plot})" in text
         assert (report.parent / plot).read_bytes().startswith(b"\x89PNG")
@@ -104,10 +110,16 @@ def test_mlflow_holds_the_pipeline_and_its_stages(nano: dict[str, Any]) -> None:
     assert {run.info.run_name for run in children} == set(STAGES)
     assert {run.info.status for run in children} == {"FINISHED"}
     grpo = next(run for run in children if run.info.run_name == "train_grpo")
-    assert {"reward", "loss", "zero_variance_share", "within_group_std", "reward_term/result/mean"} <= set(grpo.data.metrics)
-    assert [point.step for point in client.get_metric_history(grpo.info.run_id, "zero_variance_share")] == [1, 2]
+    assert {"reward", "loss", "zero_variance_share", "within_group_std", "reward_term/result/mean"} <= set(
+        grpo.data.metrics
+    )
+    assert [point.step for point in client.get_metric_history(grpo.info.run_id, "zero_variance_share")] == [
+        1,
+        2,
+    ]
     assert grpo.data.params["resolved.loss_type"] and grpo.data.params["resolved.epsilon"]
-    assert {entry.dataset.name for entry in grpo.inputs.dataset_inputs} == {"model", "prompts", "databases"}
+    inputs: Any = grpo.inputs
+    assert {entry.dataset.name for entry in inputs.dataset_inputs} == {"model", "prompts", "databases"}
     tables = [file.path for file in client.list_artifacts(grpo.info.run_id, "tables")]
     assert tables == ["tables/completions_00001.json", "tables/completions_00002.json"]
 
@@ -150,14 +162,16 @@ def test_an_empty_selection_says_what_would_help(nano: dict[str, Any]) -> None:
     from flows.prompt_curation import prompt_curation
 
     band = ["select.recipe={low: 0.99, high: 1.0}"]
-    with pytest.raises(ConfigError, match=r"0 of 48 prompts are inside 0\.99 < pass_rate < 1 .*samples_per_prompt"):
+    with pytest.raises(
+        ConfigError, match=r"0 of 48 prompts are inside 0\.99 < pass_rate < 1 .*samples_per_prompt"
+    ):
         prompt_curation(config="nano", overrides=band, only="select")
 
 
 def test_a_dry_run_lets_trl_judge_its_own_arguments(nano: dict[str, Any]) -> None:
     from flows.sft_grpo import stages
 
-    with pytest.raises(JobFailed, match="loss_type|no_such_loss|unexpected keyword"):
+    with pytest.raises(JobFailed, match="unexpected keyword argument 'no_such_argument'"):
         plan(stages, "nano", ["grpo.recipe.trl={no_such_argument: 1}"], 0, [])
     with pytest.raises(JobFailed, match="Furlong sets from named fields"):
         plan(stages, "nano", ["grpo.recipe.trl={beta: 0.1}"], 0, [])
@@ -203,22 +217,35 @@ def test_a_stopped_training_is_killed_whole_and_resumes(nano: dict[str, Any]) ->
         command("flows.prompt_curation", "--config", "nano", *overrides), cwd=REPOSITORY, env=environment
     )
     home = ArtifactStore().root
-    checkpoint = wait_for(lambda: next(home.glob("train_sft/*.partial/work/checkpoints/checkpoint-*/trainer_state.json"), None))
+    checkpoint = wait_for(
+        lambda: next(home.glob("train_sft/*.partial/work/checkpoints/checkpoint-*/trainer_state.json"), None)
+    )
     tree = psutil.Process(flow.pid).children(recursive=True)
     assert any("tasks.jobs.sft" in " ".join(process.cmdline()) for process in tree)
     flow.send_signal(signal.SIGTERM)
     flow.wait(60)
     psutil.wait_procs(tree, timeout=15)
-    assert not [process for process in tree if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        process for process in tree if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    ]
     partial = checkpoint.parents[3]
     assert not list(partial.parent.glob(f"{partial.name.removesuffix('.partial')}/manifest.json"))
     assert newest_run("train_sft").info.status == "KILLED"
 
-    subprocess.run(command("flows.prompt_curation", "--config", "nano", *overrides), cwd=REPOSITORY, env=environment, check=True)
+    subprocess.run(
+        command("flows.prompt_curation", "--config", "nano", *overrides),
+        cwd=REPOSITORY,
+        env=environment,
+        check=True,
+    )
     resumed = [m for m in ArtifactStore().list("train_sft") if m.request["recipe"]["steps"] == 400]
     assert resumed[0].attempt == 2
-    second_attempt = (Path(resumed[0].ref.path) / "logs" / "attempt_2" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(second_attempt[0])["step"] >= 10, "the second attempt started at the checkpoint, not at step 1"
+    second_attempt = (
+        (Path(resumed[0].ref.path) / "logs" / "attempt_2" / "metrics.jsonl").read_text().splitlines()
+    )
+    assert json.loads(second_attempt[0])["step"] >= 10, (
+        "the second attempt started at the checkpoint, not at step 1"
+    )
     history = (resumed[0].ref.payload / "training" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(history[0])["step"] == 5, "the kept history covers both attempts"
 
@@ -236,4 +263,6 @@ def newest_run(stage: str) -> Any:
     client = tracking.client()
     experiment = client.get_experiment_by_name("nano")
     assert experiment is not None
-    return client.search_runs([experiment.experiment_id], f"tags.`furlong.stage` = '{stage}'", max_results=1)[0]
+    return client.search_runs([experiment.experiment_id], f"tags.`furlong.stage` = '{stage}'", max_results=1)[
+        0
+    ]

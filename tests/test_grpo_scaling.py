@@ -40,7 +40,9 @@ def check(model: ArtifactRef, steps: int = 2) -> list[dict[str, Any]]:
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model.payload)
-    assert sum(parameter.numel() for parameter in loaded.parameters()) > 50_000, "whole weights, not one rank's shard"
+    assert sum(parameter.numel() for parameter in loaded.parameters()) > 50_000, (
+        "whole weights, not one rank's shard"
+    )
     lines = history(model)
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     for line in lines:
@@ -72,7 +74,13 @@ def test_zero_3_two_ranks(nano: dict[str, Any]) -> None:
 
 
 def test_a_single_process_with_accumulation(nano: dict[str, Any]) -> None:
-    check(train("grpo.runtime.per_device_batch_size=4", "grpo.recipe.learning_rate=0.0013", "grpo.recipe.beta=0.04"))
+    check(
+        train(
+            "grpo.runtime.per_device_batch_size=4",
+            "grpo.recipe.learning_rate=0.0013",
+            "grpo.recipe.beta=0.04",
+        )
+    )
 
 
 @needs_vllm
@@ -86,5 +94,5 @@ def test_the_vllm_engine_samples_for_curation(nano: dict[str, Any]) -> None:
     summary = prompt_curation(config="nano", overrides=overrides, only="sample")
     samples = pl.read_parquet(f"{summary['artifact']}/payload/samples.parquet")
     assert len(samples) == 48 * 4
-    distinct = samples.group_by("prompt_id").agg(pl.col("completion").n_unique())["completion"]
-    assert distinct.mean() > 3
+    distinct = samples.group_by("prompt_id").agg(pl.col("completion").n_unique())["completion"].to_list()
+    assert sum(distinct) / len(distinct) > 3

@@ -53,7 +53,8 @@ class Heard:
 def request_(tmp_path: Path) -> Request:
     for name in ("payload", "work", "channel"):
         (tmp_path / name).mkdir()
-    return Request({}, {}, 0, {}, *(str(tmp_path / name) for name in ("payload", "work", "channel")))
+    payload, work, channel = (str(tmp_path / name) for name in ("payload", "work", "channel"))
+    return Request({}, {}, 0, {}, payload, work, channel)
 
 
 @pytest.fixture
@@ -71,7 +72,9 @@ def run(monkeypatch: pytest.MonkeyPatch, request_: Request) -> Any:
 def gone(pids: list[int], seconds: float = 15) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        if not any(
+            psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids
+        ):
             return True
         time.sleep(0.1)
     return False
@@ -99,7 +102,10 @@ def test_facts_metrics_progress_and_log_arrive(run: Any) -> None:
         heard,
     )
     assert facts == {"answer": 42}
-    assert [(line["step"], line["metrics"]) for line in heard.metrics] == [(1, {"loss": 1.5}), (2, {"loss": 1.0})]
+    assert [(line["step"], line["metrics"]) for line in heard.metrics] == [
+        (1, {"loss": 1.5}),
+        (2, {"loss": 1.0}),
+    ]
     assert heard.progress == [(2, 2, "done")]
     assert "hello" in heard.lines
 
@@ -165,7 +171,9 @@ def test_a_tree_dies_when_its_flow_is_killed(tmp_path: Path) -> None:
     assert gone(pids)
 
 
-def test_leftovers_of_a_finished_job_are_ended(run: Any, request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_finished_job_are_ended(
+    run: Any, request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(launch, "GRACE_SECONDS", 0.5)
     run(
         """

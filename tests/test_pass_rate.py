@@ -11,15 +11,19 @@ from data.pass_rate import mean_interval, pass_at_k, wilson
 
 
 def test_pass_at_k_of_known_counts() -> None:
-    assert pass_at_k(8, 2, 4) == pytest.approx(1 - math.comb(6, 4) / math.comb(8, 4))  # 0.7857, not 1-(1-c/n)^k
+    assert pass_at_k(8, 2, 4) == pytest.approx(
+        1 - math.comb(6, 4) / math.comb(8, 4)
+    )  # 0.7857, not 1-(1-c/n)^k
     assert pass_at_k(8, 0, 8) == 0.0
     assert pass_at_k(8, 8, 1) == 1.0
     assert pass_at_k(8, 3, 1) == pytest.approx(3 / 8)
 
 
-@pytest.mark.parametrize(("trials", "successes", "k"), [(3, 0, 5), (4, 1, 8), (4, 5, 2), (4, -1, 2), (4, 2, 0)])
+@pytest.mark.parametrize(
+    ("trials", "successes", "k"), [(3, 0, 5), (4, 1, 8), (4, 5, 2), (4, -1, 2), (4, 2, 0)]
+)
 def test_pass_at_k_that_does_not_exist_is_refused(trials: int, successes: int, k: int) -> None:
-    with pytest.raises(ValueError, match="samples|expected"):
+    with pytest.raises(ValueError, match=r"samples|expected"):
         pass_at_k(trials, successes, k)
 
 

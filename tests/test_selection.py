@@ -28,11 +28,17 @@ def tables() -> tuple[pl.DataFrame, pl.DataFrame]:
     )
     unscored = ("verifier_error", "suspect_gold")
     rows = [
-        {"prompt_id": name, "status": status, "score": None if status in unscored else float(status == "correct")}
+        {
+            "prompt_id": name,
+            "status": status,
+            "score": None if status in unscored else float(status == "correct"),
+        }
         for name, drawn in statuses.items()
         for status in drawn
     ]
-    return prompts, pl.DataFrame(rows, schema={"prompt_id": pl.String, "status": pl.String, "score": pl.Float64})
+    return prompts, pl.DataFrame(
+        rows, schema={"prompt_id": pl.String, "status": pl.String, "score": pl.Float64}
+    )
 
 
 def kept(recipe: SelectRecipe) -> set[str]:

@@ -57,7 +57,9 @@ def _forget() -> None:
 def pipeline(home: Path, planning: bool = False, seed: int = 0, **options: Any) -> Pipeline:
     experiment = Experiment(name="contract")
     parent = None if planning else TrackedRun("contract", "parent", {})
-    made = Pipeline(experiment, seed=seed, parent=parent, reward=reward_identity(experiment.reward), **options)
+    made = Pipeline(
+        experiment, seed=seed, parent=parent, reward=reward_identity(experiment.reward), **options
+    )
     assert made.store.root == home / "artifacts"
     return made
 
@@ -161,7 +163,9 @@ def newest_run(stage: str) -> Any:
     client = tracking.client()
     experiment = client.get_experiment_by_name("contract")
     assert experiment is not None
-    return client.search_runs([experiment.experiment_id], f"tags.`furlong.stage` = '{stage}'", max_results=1)[0]
+    return client.search_runs([experiment.experiment_id], f"tags.`furlong.stage` = '{stage}'", max_results=1)[
+        0
+    ]
 
 
 SLOW_DRIVER = textwrap.dedent("""
@@ -225,8 +229,12 @@ def test_a_build_killed_in_the_middle_resumes_when_asked_again(home: Path, tmp_p
     assert second.communicate(timeout=120)[0].strip()
     assert log.read_text() == "built after attempt 2\n"
     (payload,) = home.rglob("contract_slow/*/payload/file.txt")
-    assert payload.read_text() == "x" * 20, "a resumed build continues; a restarted one would have more shards"
+    assert payload.read_text() == "x" * 20, (
+        "a resumed build continues; a restarted one would have more shards"
+    )
     client = tracking.client()
     experiment = client.get_experiment_by_name("contract")
     assert experiment is not None
-    assert tracking.reconcile("contract") >= 1, "the killed attempt's run is still RUNNING until somebody looks"
+    assert tracking.reconcile("contract") >= 1, (
+        "the killed attempt's run is still RUNNING until somebody looks"
+    )

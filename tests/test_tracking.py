@@ -49,7 +49,9 @@ def test_params_flatten_without_losing_empty_mappings() -> None:
 
 def test_steps_keep_their_axis() -> None:
     run = TrackedRun("steps", "run", {})
-    run.metric_lines([{"step": step, "time": time.time(), "metrics": {"loss": 1 / step}} for step in range(1, 2501)])
+    run.metric_lines(
+        [{"step": step, "time": time.time(), "metrics": {"loss": 1 / step}} for step in range(1, 2501)]
+    )
     assert run.run_id is not None
     history = tracking.client().get_metric_history(run.run_id, "loss")
     assert [point.step for point in history] == list(range(1, 2501))

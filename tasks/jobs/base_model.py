@@ -48,6 +48,7 @@ def _tiny(source: TinyModel, request: Request) -> tuple[Any, Any]:
     rows = read_prompts(request.inputs["prompts"], "train")
     texts = [text for column in ("prompt", "completion") for text in rows[column].drop_nulls()]
     tokenizer = build_tokenizer(texts, source.vocab_size)
+    vocabulary = tokenizer.get_vocab()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=source.hidden_size,
@@ -59,8 +60,8 @@ def _tiny(source: TinyModel, request: Request) -> tuple[Any, Any]:
         max_position_embeddings=source.max_position_embeddings,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=vocabulary[END],
+        pad_token_id=vocabulary[PAD],
     )
     return Qwen3ForCausalLM(config), tokenizer
 
@@ -93,9 +94,13 @@ def _pretrained(source: PretrainedModel) -> tuple[Any, Any]:
     model = AutoModelForCausalLM.from_pretrained(source.id, revision=source.revision)
     tokenizer = AutoTokenizer.from_pretrained(source.id, revision=source.revision)
     if tokenizer.chat_template is None:
-        raise ValueError(f"{source.id} has no chat template; choose an instruction-tuned model or add a template")
+        raise ValueError(
+            f"{source.id} has no chat template; choose an instruction-tuned model or add a template"
+        )
     if tokenizer.pad_token is None:
-        raise ValueError(f"{source.id} has no PAD token; save a copy of its tokenizer with one (not EOS) first")
+        raise ValueError(
+            f"{source.id} has no PAD token; save a copy of its tokenizer with one (not EOS) first"
+        )
     return model, tokenizer
 
 

@@ -21,7 +21,9 @@ class ReportToParent(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._reporter.progress(state.global_step, state.max_steps, "first step")
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         if not state.is_world_process_zero or not logs:
             return
         self._reporter.metrics(logs, state.global_step)
@@ -38,7 +40,9 @@ class GenerationLedger(TrainerCallback, ExportableState):
         self.zero_variance_sum = zero_variance_sum
         self.steps = steps
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         if logs and "zero_variance_share" in logs:
             self.generated_tokens += logs["generated_tokens"]
             self.zero_variance_sum += logs["zero_variance_share"]

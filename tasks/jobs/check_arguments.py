@@ -15,7 +15,9 @@ from tasks.jobs.sft import sft_arguments
 
 def main(request: Request) -> None:
     if "vllm" in request.options["engines"] and importlib.util.find_spec("vllm") is None:
-        raise ModuleNotFoundError("an engine is 'vllm', but vLLM is not installed; install it or use 'transformers'")
+        raise ModuleNotFoundError(
+            "an engine is 'vllm', but vLLM is not installed; install it or use 'transformers'"
+        )
     # One rank without ZeRO: the batch arithmetic over ranks was checked when the config was parsed.
     sft_arguments(_alone(request, "sft", TrainingRuntime()))
     grpo_arguments(_alone(request, "grpo", GrpoRuntime()))

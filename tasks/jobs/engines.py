@@ -55,7 +55,8 @@ class TransformersEngine:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model).to(self._device).eval()
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model)
+        self._model = loaded.to(self._device).eval()
         self._tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
         self._batch_size = runtime.batch_size
 
@@ -136,7 +137,9 @@ class VllmEngine:
                 )
         outputs = self._engine.chat(conversations, parameters, use_tqdm=False)
         flat = [
-            Completion(answer.text, len(answer.token_ids), "length" if answer.finish_reason == "length" else "stop")
+            Completion(
+                answer.text, len(answer.token_ids), "length" if answer.finish_reason == "length" else "stop"
+            )
             for answer in (output.outputs[0] for output in outputs)
         ]
         return [flat[start : start + draw.n] for start in range(0, len(flat), draw.n)]

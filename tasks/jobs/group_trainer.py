@@ -70,24 +70,30 @@ class TrackedReward:
 class GroupTrainer(GRPOTrainer):
     """GRPOTrainer that also reports group statistics and completions; training is TRL's, unchanged."""
 
-    def __init__(self, *args: Any, reporter: Reporter, max_unscored_share: float, completions_every: int, **kwargs: Any):
+    def __init__(
+        self, *args: Any, reporter: Reporter, max_unscored_share: float, completions_every: int, **kwargs: Any
+    ):
         super().__init__(*args, **kwargs)
         self._reporter = reporter
         self._max_unscored_share = max_unscored_share
         self._completions_every = completions_every
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> torch.Tensor:
         # TRL returns the rewards of all ranks here, groups contiguous: the one place where groups are whole.
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        mode = "train" if self.model.training else "eval"
+        training = bool(self.model and self.model.training)
+        mode = "train" if training else "eval"
         rewards = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(dim=1)
         rewards[torch.isnan(rewards_per_func).all(dim=1)] = torch.nan
-        size = self.num_generations if mode == "train" else self.num_generations_eval
-        statistics_of_groups = group_metrics(rewards, size)
+        size = self.num_generations if training else self.num_generations_eval
+        statistics_of_groups = group_metrics(rewards, int(size or 1))
         for name, value in statistics_of_groups.items():
             self._metrics[mode][name].append(value)
         tokens = torch.tensor([sum(map(len, completion_ids_list))], device=rewards.device)
-        self._metrics[mode]["generated_tokens"].append(self.accelerator.gather(tokens).sum().item())
+        gathered: Any = self.accelerator.gather(tokens)
+        self._metrics[mode]["generated_tokens"].append(gathered.sum().item())
         self._check_unscored(statistics_of_groups["unscored_share"])
         return rewards_per_func
 

@@ -101,7 +101,9 @@ def main(request: Request) -> None:
 
 def restored(trainer: Any, ledger: GenerationLedger) -> GenerationLedger:
     """The ledger in use: on resume the trainer replaces ours by the one of the checkpoint."""
-    used = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, GenerationLedger)]
+    used = [
+        callback for callback in trainer.callback_handler.callbacks if isinstance(callback, GenerationLedger)
+    ]
     return used[0] if used else ledger
 
 

@@ -31,7 +31,10 @@ def main(request: Request) -> None:
     reporter.progress(0, total, "loading the model")
     longest = max(draw.max_completion_length for draw in draws)
     engine = open_engine(
-        request.options["engine"], request.inputs["model"], runtime, _context(request.inputs["model"], longest)
+        request.options["engine"],
+        request.inputs["model"],
+        runtime,
+        _context(request.inputs["model"], longest),
     )
     done = generated = 0
     started = time.monotonic()
@@ -47,7 +50,9 @@ def main(request: Request) -> None:
         table = pl.concat(shards).sort("prompt_id", "sample_index")
         write_table(table, Path(request.payload) / f"{draw.name}.parquet", SampleTable)
     seconds = time.monotonic() - started
-    reporter.result({"generated_tokens": generated, "tokens_per_second": generated / seconds, "completions": done})
+    reporter.result(
+        {"generated_tokens": generated, "tokens_per_second": generated / seconds, "completions": done}
+    )
 
 
 def _context(model: str, completion: int) -> int:
@@ -61,7 +66,12 @@ def _shard(
     engine: GenerationEngine, shard: pl.DataFrame, draw: Draw, request: Request
 ) -> tuple[pl.DataFrame, bool]:
     identity = stable_hash(
-        {"prompts": shard["prompt_id"].to_list(), "draw": vars(draw), "seed": request.seed, "model": request.options["model_digest"]}
+        {
+            "prompts": shard["prompt_id"].to_list(),
+            "draw": vars(draw),
+            "seed": request.seed,
+            "model": request.options["model_digest"],
+        }
     )
     path = Path(request.work) / f"{draw.name}-{identity[:16]}.parquet"
     if path.is_file():

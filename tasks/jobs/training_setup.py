@@ -41,7 +41,7 @@ def keep_vllm_weights_loadable() -> None:
         return
     from vllm.model_executor.layers import utils as vllm_layers
 
-    def use_plain_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
+    def use_plain_weight(layer: Any, remove_weight: bool) -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     vllm_layers.dispatch_cpu_unquantized_gemm = use_plain_weight
@@ -51,7 +51,9 @@ def check_world(trainer: Any, runtime: TrainingRuntime) -> None:
     """Refuse a launcher that silently started fewer ranks or no DeepSpeed."""
     accelerator = trainer.accelerator
     if accelerator.num_processes != runtime.ranks:
-        raise RuntimeError(f"{accelerator.num_processes} rank(s) are running, runtime.ranks asks for {runtime.ranks}")
+        raise RuntimeError(
+            f"{accelerator.num_processes} rank(s) are running, runtime.ranks asks for {runtime.ranks}"
+        )
     kind = str(accelerator.distributed_type.value)
     if (runtime.zero_stage is not None) != (kind == "DEEPSPEED"):
         raise RuntimeError(f"the trainer runs as {kind} although runtime.zero_stage is {runtime.zero_stage}")
@@ -75,7 +77,9 @@ def deepspeed_config(runtime: TrainingRuntime) -> dict[str, Any] | None:
     }
 
 
-def common_arguments(request: Request, runtime: TrainingRuntime, batch_size: int, stage: str) -> dict[str, Any]:
+def common_arguments(
+    request: Request, runtime: TrainingRuntime, batch_size: int, stage: str
+) -> dict[str, Any]:
     """Arguments that mean the same in every TRL trainer, from the runtime."""
     per_device, accumulation = gradient_accumulation(batch_size, runtime, stage)
     on_cpu = not torch.cuda.is_available()
@@ -106,7 +110,9 @@ def merge_arguments(ours: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[s
     """
     repeated = sorted(ours.keys() & extra.keys())
     if repeated:
-        raise ValueError(f"recipe.trl sets {', '.join(repeated)}, which Furlong sets from named fields; use those")
+        raise ValueError(
+            f"recipe.trl sets {', '.join(repeated)}, which Furlong sets from named fields; use those"
+        )
     return {**ours, **extra}
 
 
