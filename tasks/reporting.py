@@ -228,6 +228,7 @@ def _stages(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     return {
         outcome.label: {
             "seconds": round(outcome.seconds, 1),
+            "job_seconds": round(outcome.facts.get("job_seconds", 0.0), 1),
             "generated_tokens": int(outcome.facts.get("generated_tokens", 0)),
             "reused": outcome.reused,
         }

@@ -94,7 +94,11 @@ class Build:
     def job(
         self, program: str, *, channel: str = "", torchrun: bool = False, **options: Any
     ) -> dict[str, Any]:
-        """Run a child program on this stage's recipe; its metrics, progress, tables and log are followed."""
+        """Run a child program on this stage's recipe; its metrics, progress, tables and log are followed.
+
+        Returns:
+            The facts of its result, with `job_seconds`: wall time of the process tree, start-up included.
+        """
         folder = self.partial.logs / channel
         folder.mkdir(parents=True, exist_ok=True)
         request = Request(
@@ -113,8 +117,9 @@ class Build:
             log=self.console.job_line,
             cancelled=consoles.flow_run_is_cancelled,
         )
+        started = time.monotonic()
         try:
-            return run_job(
+            facts = run_job(
                 program,
                 request,
                 listener,
@@ -125,6 +130,7 @@ class Build:
             )
         finally:
             log_tables(self.run, folder)
+        return {**facts, "job_seconds": round(time.monotonic() - started, 3)}
 
 
 @dataclass(frozen=True)

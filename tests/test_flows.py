@@ -266,3 +266,76 @@ def newest_run(stage: str) -> Any:
     return client.search_runs([experiment.experiment_id], f"tags.`furlong.stage` = '{stage}'", max_results=1)[
         0
     ]
+
+
+SHARED = Path(os.environ.get("FURLONG_SHARED_DATA") or REPOSITORY.parent / "shared" / "data")
+needs_spider = pytest.mark.skipif(
+    not (SHARED / "spider_dev" / "questions.jsonl").is_file(),
+    reason=f"no Spider slice at {SHARED / 'spider_dev'}; point FURLONG_SHARED_DATA at a folder that has it",
+)
+
+
+def table_source(location: Path, database_root: Path) -> str:
+    source = {
+        "kind": "table",
+        "location": str(location),
+        "database_root": str(database_root),
+        "prompt_template": "{question}",
+        "licence": "CC-BY-SA-4.0",
+    }
+    return f"prompts.recipe.source={json.dumps(source)}"
+
+
+@needs_spider
+def test_the_same_flow_takes_an_outside_data_set_and_a_model_folder(
+    nano: dict[str, Any], tmp_path: Path
+) -> None:
+    """A slice of Spider, with golds that return nothing among it, from a local model folder to the report."""
+    from flows.sft_grpo import sft_grpo
+
+    lines = (SHARED / "spider_dev" / "questions.jsonl").read_text().splitlines()
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("\n".join(lines[:240]) + "\n")
+    model = {"kind": "pretrained", "id": str(manifest_of("make_model").ref.payload)}
+    overrides = [
+        table_source(questions, SHARED / "spider_dev" / "databases"),
+        f"model.recipe.source={json.dumps(model)}",
+        "grpo.recipe.batch_size=8",
+    ]
+    summary = sft_grpo(config="nano", overrides=overrides)
+    assert list(summary["stages"]) == STAGES
+    assert summary["prompts"]["kept"] <= summary["prompts"]["total"]
+    prompts = next(m for m in ArtifactStore().list("make_prompts") if m.facts["licence"] == "CC-BY-SA-4.0")
+    assert prompts.facts["suspect_gold"] > 0, "some golds of Spider return nothing: set aside, not trained on"
+    assert "licence CC-BY-SA-4.0" in Path(summary["report"]).read_text()
+
+
+@needs_spider
+def test_a_bad_file_is_named_with_its_rows_and_nothing_is_committed(
+    nano: dict[str, Any], tmp_path: Path
+) -> None:
+    from flows.sft_grpo import sft_grpo
+
+    bad = tmp_path / "bad.jsonl"
+    rows = [{"question": f"How many {n}?", "gold_sql": f"SELECT {n}", "db_id": "singer"} for n in range(9)]
+    rows[4]["gold_sql"] = "  "
+    bad.write_text("\n".join(map(json.dumps, rows)))
+    before = len(ArtifactStore().list())
+    with pytest.raises(ValueError, match=r"bad\.jsonl.*(row 5|5)") as caught:
+        sft_grpo(config="nano", overrides=[table_source(bad, SHARED / "spider_dev" / "databases")])
+    assert "gold_sql" in str(caught.value)
+    assert len(ArtifactStore().list()) == before
+
+
+def test_prefect_shows_progress_report_and_the_way_to_mlflow(nano: dict[str, Any]) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+    with get_client(sync_client=True) as client:
+        wanted = ArtifactFilter(
+            key=ArtifactFilterKey(any_=["report", "train-grpo-progress", "sft-grpo-mlflow"])
+        )
+        artifacts = {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=wanted)}
+    assert artifacts["train-grpo-progress"].data == 100
+    assert nano["mlflow_run_id"] in str(artifacts["sft-grpo-mlflow"].data)
+    assert "data:image/png;base64," in str(artifacts["report"].data)
