@@ -9,13 +9,12 @@ from prefect import flow
 from data.artifacts import ArtifactRef
 from tasks import cli
 from tasks.configs import StageName
-from tasks.pipeline import open_pipeline, plan, timed
+from tasks.pipeline import Pipeline, open_pipeline, plan, timed
 from tasks.preparation import MAKE_MODEL, MAKE_PROMPTS
 from tasks.reporting import curation_summary, show_curation
 from tasks.sampling import SAMPLE_COMPLETIONS
 from tasks.scoring import SCORE_SAMPLES
 from tasks.selection import SELECT_PROMPTS
-from tasks.stage import Pipeline
 from tasks.training import TRAIN_SFT
 
 CurationStep = Literal["sample", "score", "select"]

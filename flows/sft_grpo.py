@@ -10,10 +10,9 @@ from flows.prompt_curation import curate
 from tasks import cli
 from tasks.benchmarking import RUN_BENCHMARK
 from tasks.configs import StageName
-from tasks.pipeline import open_pipeline, plan, timed
+from tasks.pipeline import Pipeline, open_pipeline, plan, timed
 from tasks.preparation import MAKE_MODEL, MAKE_PROMPTS
 from tasks.reporting import WRITE_REPORT, pipeline_summary, publish_report, show_pipeline
-from tasks.stage import Pipeline
 from tasks.training import TRAIN_GRPO, TRAIN_SFT
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -49,6 +50,8 @@ def main(run: Callable[[], dict[str, Any]], show: Callable[[dict[str, Any]], Non
 
     Uses the Prefect server of `make up` when it runs, else Prefect's embedded one.
     """
+    # Ends through SystemExit, so that Prefect's embedded server is stopped at exit instead of orphaned.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     try:
         with ExitStack() as stack:
             _use_running_server(stack)

@@ -1,23 +1,123 @@
-"""Opens and closes one pipeline: config, seed, MLflow parent run, and the plan of `--dry-run`."""
+"""One pass of a flow over its stages: keys, reuse, the MLflow parent run, and the plan of `--dry-run`."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.store import furlong_home
+from data.artifacts import PENDING, ArtifactRef, stable_hash
+from data.store import ArtifactStore, furlong_home
 from rewards.base import RewardIdentity
 from tasks import console
 from tasks.configs import Experiment, StageName, load_experiment
 from tasks.jobs.protocol import Request
 from tasks.launch import Listener, run_job
+from tasks.provenance import git_commit
 from tasks.rewarding import reward_identity
-from tasks.stage import Pipeline, git_commit
+from tasks.stage import Outcome, Stage, StageConfig, StageUse, run_stage
 from tasks.tracking import TrackedRun, reconcile
+
+
+class Pipeline:
+    """One pass over the stages of a flow.
+
+    Args:
+        fresh: parts to rebuild although they exist; what follows from them is rebuilt too.
+        parent: the MLflow run of the pipeline; None plans: nothing is built or logged.
+        buildable: only these parts may be built; the others must exist.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        seed: int,
+        fresh: frozenset[StageName] = frozenset(),
+        parent: TrackedRun | None = None,
+        reward: RewardIdentity,
+        buildable: frozenset[StageName] = frozenset(StageName),
+    ) -> None:
+        self.experiment = experiment
+        self.seed = seed
+        self.store = ArtifactStore()
+        self.parent = parent
+        self.outcomes: list[Outcome] = []
+        self._fresh = fresh
+        self._buildable = buildable
+        self._reward = reward
+        self._forced: set[str] = set()
+
+    def stage(
+        self, stage: Stage, config: StageConfig, *, name: str = "", **inputs: ArtifactRef
+    ) -> ArtifactRef:
+        """Reuse or build one stage.
+
+        Args:
+            name: tells several uses of one stage apart; empty for a single use.
+            inputs: role -> artifact of an earlier stage.
+        """
+        label = f"{stage.name}.{name}" if name else stage.name
+        if any(ref.is_pending for ref in inputs.values()):
+            return self._note(self._pending(stage, name, label, PENDING))
+        request = self._request(stage, config, inputs)
+        key = stable_hash(request)
+        force = stage.step in self._fresh or any(ref.key in self._forced for ref in inputs.values())
+        if self.parent is None:
+            return self._note(self._plan(stage, name, label, key, force))
+        outcome = run_stage(
+            StageUse(
+                stage=stage,
+                name=name or stage.kind,
+                label=label,
+                key=key,
+                request=request,
+                config=config,
+                inputs=inputs,
+                experiment=self.experiment,
+                seed=self.seed,
+                store=self.store,
+                parent=self.parent,
+                force=force,
+                may_build=stage.step in self._buildable,
+            )
+        )
+        if force:
+            self._forced.add(key)
+        return self._note(outcome)
+
+    def _note(self, outcome: Outcome) -> ArtifactRef:
+        self.outcomes.append(outcome)
+        return outcome.ref
+
+    def _request(
+        self, stage: Stage, config: StageConfig, inputs: Mapping[str, ArtifactRef]
+    ) -> dict[str, Any]:
+        request: dict[str, Any] = {
+            "stage": stage.name,
+            "stage_version": stage.version,
+            "recipe": stage.request(config.recipe),
+            "inputs": {role: ref.digest for role, ref in inputs.items()},
+        }
+        if stage.seeded:
+            request["seed"] = self.seed
+        if stage.rewarded:
+            request["rewards"] = [f"{self._reward.name}@{self._reward.version}+{self._reward.digest}"]
+            request["reward_params"] = dict(self._reward.params)
+        return request
+
+    def _plan(self, stage: Stage, name: str, label: str, key: str, force: bool) -> Outcome:
+        found = None if force else self.store.find(stage.name, name or stage.kind, key)
+        if found is None:
+            return self._pending(stage, name, label, key)
+        return Outcome(label, found.ref, True, found.seconds, found.facts)
+
+    def _pending(self, stage: Stage, name: str, label: str, key: str) -> Outcome:
+        folder = self.store.folder(stage.name, name or stage.kind, key)
+        return Outcome(label, ArtifactRef(stage.kind, stage.name, name, key, PENDING, str(folder)), False)
 
 
 @contextmanager

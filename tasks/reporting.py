@@ -13,7 +13,8 @@ from data.artifacts import ArtifactRef, Manifest
 from tasks import console
 from tasks.configs import StageName
 from tasks.jobs.protocol import METRICS
-from tasks.stage import Build, Outcome, Pipeline, Stage
+from tasks.pipeline import Pipeline
+from tasks.stage import Build, Outcome, Stage
 from tasks.tracking import mlflow_link
 
 MODELS = ("base", "sft", "grpo")

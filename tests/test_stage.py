@@ -18,8 +18,9 @@ from data.artifacts import ArtifactRef
 from tasks import tracking
 from tasks.configs import Experiment, SampleStage, SelectStage, StageName
 from tasks.launch import JobFailed
+from tasks.pipeline import Pipeline
 from tasks.rewarding import reward_identity
-from tasks.stage import Build, Pipeline, Stage
+from tasks.stage import Build, Stage
 from tasks.tracking import TrackedRun
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
