@@ -53,6 +53,11 @@ class ArtifactRef:
         return Path(self.path) / "payload"
 
     @property
+    def record(self) -> Path:
+        """What is kept beside the payload, outside the digest: curves and times of the build."""
+        return Path(self.path) / "record"
+
+    @property
     def is_pending(self) -> bool:
         return self.digest == PENDING
 
@@ -68,7 +73,7 @@ class Manifest:
         files: payload path -> SHA-256.
         facts: small numbers and strings that the stage reports about itself.
         packages: versions of the libraries that decide results.
-        seconds: wall time of the attempt that finished, in seconds.
+        seconds: wall time of all attempts, in seconds.
     """
 
     ref: ArtifactRef

@@ -1,7 +1,7 @@
 """The artifact store: decides what is reused, and makes an artifact appear whole or not at all.
 
-Layout: `<home>/artifacts/<stage>/<name>-<key12>/` holds `manifest.json`, `payload/` and `logs/`. An artifact
-is built in a `.partial` sibling; the manifest is written last and one rename publishes the folder. A folder
+Layout: `<home>/artifacts/<stage>/<name>-<key12>/` holds `manifest.json`, `payload/`, `record/` and `logs/`. An
+artifact is built in a `.partial` sibling; the manifest is written last and one rename publishes the folder. A folder
 with a manifest is complete, one without does not exist. What a build wants to find again after a crash
 (checkpoints, finished shards) lies in the partial folder's `work/`, which is dropped on commit.
 
@@ -20,10 +20,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data.artifacts import ArtifactCorrupt, ArtifactRef, Manifest, digest_of, hash_files
+from data.artifacts import ArtifactCorrupt, Manifest, digest_of, hash_files
 
 
 def furlong_home() -> Path:
@@ -51,6 +51,11 @@ class Partial:
     @property
     def logs(self) -> Path:
         return self.path / "logs" / f"attempt_{self.attempt}"
+
+    @property
+    def record(self) -> Path:
+        """Kept with the artifact but no part of its digest: training curves, resolved arguments, times."""
+        return self.path / "record"
 
 
 class ArtifactStore:
@@ -116,7 +121,7 @@ class ArtifactStore:
         attempt = 1 + len(list((path / "logs").glob("attempt_*")))
         partial = Partial(path, attempt)
         shutil.rmtree(partial.payload, ignore_errors=True)
-        for folder in (partial.payload, partial.work, partial.logs):
+        for folder in (partial.payload, partial.work, partial.logs, partial.record):
             folder.mkdir(parents=True, exist_ok=True)
         return partial
 
@@ -129,9 +134,8 @@ class ArtifactStore:
         if not files:
             raise ArtifactCorrupt(f"{manifest.ref.stage}: the build left no file in {partial.payload}")
         final = self.folder(manifest.ref.stage, manifest.ref.name, manifest.ref.key)
-        ref = ArtifactRef(**{**vars(manifest.ref), "digest": digest_of(files), "path": str(final)})
-        complete = Manifest(**{**vars(manifest), "ref": ref, "files": files})
-        shutil.rmtree(partial.work, ignore_errors=True)
+        ref = replace(manifest.ref, digest=digest_of(files), path=str(final))
+        complete = replace(manifest, ref=ref, files=files)
         _write_synced(partial.path / "manifest.json", complete.to_json())
         if final.exists():
             replaced = final.with_name(f"{final.name}.replaced-{os.getpid()}")
@@ -140,6 +144,7 @@ class ArtifactStore:
             shutil.rmtree(replaced, ignore_errors=True)
         else:
             os.replace(partial.path, final)
+        shutil.rmtree(final / "work", ignore_errors=True)  # only now: a kill before this loses no checkpoint
         return complete
 
     @staticmethod
@@ -151,11 +156,13 @@ class ArtifactStore:
         except FileNotFoundError:
             return None
         try:
-            return Manifest.from_json(text)
+            manifest = Manifest.from_json(text)
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ArtifactCorrupt(
                 f"{folder}/manifest.json cannot be read ({error}). Delete the folder."
             ) from error
+        # Where it lies is a fact of the file system: a moved home stays a home.
+        return replace(manifest, ref=replace(manifest.ref, path=str(folder)))
 
 
 def _corruption(manifest: Manifest, found: dict[str, str]) -> str:

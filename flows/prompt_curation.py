@@ -73,7 +73,7 @@ def main() -> int:
     arguments = cli.parser("flows.prompt_curation", "Sample, score and select prompts by pass rate.")
     arguments.add_argument("--only", choices=["sample", "score", "select"], help="build this step alone")
     given = arguments.parse_args()
-    call = (given.config, given.overrides, given.seed, given.fresh)
+    call = (given.config, given.overrides, given.seed, [StageName(name) for name in given.fresh])
     if given.dry_run:
         return cli.main(
             lambda: {

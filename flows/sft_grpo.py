@@ -65,7 +65,7 @@ def main() -> int:
     given = cli.parser(
         "flows.sft_grpo", "Warm start by SFT, curate by pass rate, train with GRPO."
     ).parse_args()
-    call = (given.config, given.overrides, given.seed, given.fresh)
+    call = (given.config, given.overrides, given.seed, [StageName(name) for name in given.fresh])
     if given.dry_run:
         return cli.main(lambda: {"plan": plan(stages, *call)}, lambda result: cli.show_plan(result["plan"]))
     return cli.main(lambda: sft_grpo(*call), show_pipeline)

@@ -277,17 +277,23 @@ class _Batch:
 
 _shared: WorkerPool | None = None
 _shared_lock = threading.Lock()
+MOST_WORKERS = 16
 _forgotten: list[WorkerPool] = []
 
 
 def shared_pool() -> WorkerPool:
-    """This process's pool of min(2, available cores) workers, closed at exit."""
+    """This process's pool, closed at exit: a worker for each core, shared among the ranks of this machine."""
     global _shared
     with _shared_lock:
         if _shared is None:
-            _shared = WorkerPool(min(2, _cores()))
+            _shared = WorkerPool(max(1, min(MOST_WORKERS, _cores() // _local_ranks())))
             atexit.register(_shared._exit)
         return _shared
+
+
+def _local_ranks() -> int:
+    """torchrun's count of processes on this machine; each of them opens a pool."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _cores() -> int:

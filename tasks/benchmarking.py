@@ -37,6 +37,7 @@ def run_benchmark(build: Build) -> Mapping[str, Any]:
         "sample",
         engine=recipe.engine,
         split="heldout",
+        shard_size=recipe.shard_size,
         draws=draws,
         model_digest=build.inputs["model"].digest,
     )
@@ -84,6 +85,7 @@ def summarise(greedy: pl.DataFrame, samples: pl.DataFrame, recipe: BenchmarkReci
         "greedy_low": low,
         "greedy_high": high,
         "k": recipe.k,
+        "confidence": recipe.confidence,
         "mean@k": _mean(rates),
         "mean@k_low": max(0.0, mean_low),
         "mean@k_high": min(1.0, mean_high),

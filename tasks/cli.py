@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from tasks.configs import ConfigError, StageName
-from tasks.launch import JobFailed
+from tasks.configs import StageName
+from tasks.launch import JobCancelled
 from tasks.services import running_services
 
 
@@ -34,9 +34,9 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
     made.add_argument(
         "--fresh",
         nargs="+",
-        type=StageName,
+        choices=[str(name) for name in StageName],
         default=[],
-        metavar="STAGE",
+        metavar="PART",
         help=f"rebuild these parts and what follows from them: {', '.join(StageName)}",
     )
     made.add_argument(
@@ -56,9 +56,12 @@ def main(run: Callable[[], dict[str, Any]], show: Callable[[dict[str, Any]], Non
         with ExitStack() as stack:
             _use_running_server(stack)
             result = run()
-    except (ConfigError, JobFailed, FileNotFoundError) as error:
+    except (ValueError, RuntimeError, OSError) as error:  # ours all are; Prefect has logged the traceback
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except JobCancelled as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 130
     show(result)
     sys.stdout.flush()
     print(json.dumps(result), flush=True)

@@ -61,12 +61,20 @@ class Runtime(Frozen):
 class SamplingRuntime(Runtime):
     """How completions are generated."""
 
-    batch_size: PositiveInt = 256
-    """Completions generated together by the transformers engine."""
-    shard_size: PositiveInt = 64
-    """Prompts a shard; a finished shard is never generated again after a crash."""
     engine_arguments: dict[str, Any] = {}
     """Passed to vLLM's `LLM(...)`, for example `gpu_memory_utilization` or `tensor_parallel_size`."""
+
+    @model_validator(mode="after")
+    def _nothing_that_decides_the_result(self) -> SamplingRuntime:
+        deciding = sorted(
+            self.engine_arguments.keys() & {"dtype", "quantization", "speculative_config", "seed"}
+        )
+        if deciding:
+            raise ValueError(
+                f"engine_arguments may not set {', '.join(deciding)}: runtime is no part of the key, and these "
+                f"change what is generated; give the model artifact the dtype or quantization instead"
+            )
+        return self
 
 
 class TrainingRuntime(Runtime):
@@ -79,8 +87,6 @@ class TrainingRuntime(Runtime):
     per_device_batch_size: PositiveInt | None = None
     """Completions (GRPO) or examples (SFT) a rank forwards at once. None: the whole batch divided by ranks."""
     gradient_checkpointing: bool = False
-    bf16: bool = False
-    """Train in bfloat16 autocast (GPU)."""
     save_steps: PositiveInt = 50
     """Optimizer steps between checkpoints to resume from."""
 
@@ -189,8 +195,11 @@ class SftRecipe(Frozen):
     lr_scheduler: str = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] = 20
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    max_length: PositiveInt = 256
-    """Longest prompt plus completion, in tokens; longer examples are cut by TRL."""
+    max_length: PositiveInt | None = None
+    """Longest prompt plus completion, in tokens. TRL cuts longer ones, and the stage refuses more than 1 % of
+    those. None cuts nothing."""
+    bf16: bool = False
+    """Train in bfloat16 autocast (GPU)."""
     trl: dict[str, Any] = {}
     """Further arguments of TRL's SFTConfig, checked against its own class by `--dry-run`."""
 
@@ -200,6 +209,8 @@ class SampleRecipe(Frozen):
 
     engine: Engine = "transformers"
     samples_per_prompt: PositiveInt = 8
+    shard_size: PositiveInt = 64
+    """Prompts generated together, under a seed of their own. A finished shard survives a crash."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_completion_length: PositiveInt = 80
@@ -247,7 +258,7 @@ class GrpoRecipe(Frozen):
     """Weight of the KL term; 0 keeps no reference model in memory."""
     epsilon: Annotated[float, Field(gt=0)] = 0.2
     epsilon_high: Annotated[float, Field(gt=0)] | None = None
-    loss_type: str = "dapo"
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = "group"
     num_iterations: PositiveInt = 1
     """Optimizer passes over each batch of completions."""
@@ -257,6 +268,8 @@ class GrpoRecipe(Frozen):
     max_completion_length: PositiveInt = 80
     """Tokens."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    bf16: bool = False
+    """Train in bfloat16 autocast (GPU)."""
     max_unscored_share: Share = 0.2
     """The stage fails when a larger share of its completions has no score."""
     completions_every: PositiveInt = 10
@@ -283,6 +296,8 @@ class BenchmarkRecipe(Frozen):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_completion_length: PositiveInt = 80
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    shard_size: PositiveInt = 64
+    """Prompts generated together, under a seed of their own."""
 
 
 class ReportRecipe(Frozen):

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from data.artifacts import PENDING, ArtifactRef, stable_hash
 from data.store import ArtifactStore, furlong_home
 from rewards.base import RewardIdentity
 from tasks import console
-from tasks.configs import Experiment, StageName, load_experiment
+from tasks.configs import ConfigError, Experiment, StageName, load_experiment
 from tasks.jobs.protocol import Request
 from tasks.launch import Listener, run_job
-from tasks.provenance import git_commit
+from tasks.provenance import git_commit, package_versions
 from tasks.rewarding import reward_identity
 from tasks.stage import Outcome, Stage, StageConfig, StageUse, run_stage
-from tasks.tracking import TrackedRun, reconcile
+from tasks.tracking import TrackedRun, reconcile, reward_tags
 
 
 class Pipeline:
@@ -47,7 +47,7 @@ class Pipeline:
         self.parent = parent
         self.outcomes: list[Outcome] = []
         self._fresh = fresh
-        self._buildable = buildable
+        self.buildable = buildable
         self._reward = reward
         self._forced: set[str] = set()
 
@@ -68,6 +68,11 @@ class Pipeline:
         force = stage.step in self._fresh or any(ref.key in self._forced for ref in inputs.values())
         if self.parent is None:
             return self._note(self._plan(stage, name, label, key, force))
+        if force and stage.step not in self.buildable:
+            raise ConfigError(
+                f"--fresh asks for {stage.step} to be rebuilt, but this call may build only "
+                f"{', '.join(sorted(self.buildable))}; drop --only, or name another part"
+            )
         outcome = run_stage(
             StageUse(
                 stage=stage,
@@ -82,7 +87,8 @@ class Pipeline:
                 store=self.store,
                 parent=self.parent,
                 force=force,
-                may_build=stage.step in self._buildable,
+                may_build=stage.step in self.buildable,
+                tags=reward_tags(self._reward.as_dict()) if stage.rewarded else {},
             )
         )
         if force:
@@ -113,11 +119,13 @@ class Pipeline:
         found = None if force else self.store.find(stage.name, name or stage.kind, key)
         if found is None:
             return self._pending(stage, name, label, key)
-        return Outcome(label, found.ref, True, found.seconds, found.facts)
+        return Outcome(label, stage.step, found.ref, True, found.seconds, found.facts)
 
     def _pending(self, stage: Stage, name: str, label: str, key: str) -> Outcome:
         folder = self.store.folder(stage.name, name or stage.kind, key)
-        return Outcome(label, ArtifactRef(stage.kind, stage.name, name, key, PENDING, str(folder)), False)
+        return Outcome(
+            label, stage.step, ArtifactRef(stage.kind, stage.name, name, key, PENDING, str(folder)), False
+        )
 
 
 @contextmanager
@@ -136,6 +144,7 @@ def open_pipeline(
     """
     experiment = load_experiment(config, list(overrides))
     identity = reward_identity(experiment.reward)
+    validate(experiment, seed)
     ended = reconcile(experiment.name)
     if ended:
         console.run_logger().info(
@@ -173,9 +182,7 @@ def _open_parent(
         "furlong.config": config,
         "furlong.seed": str(seed),
         "furlong.commit": git_commit() or "unknown",
-        "reward.name": identity.name,
-        f"reward.{identity.name}.version": str(identity.version),
-        f"reward.{identity.name}.digest": identity.digest,
+        **reward_tags(identity.as_dict()),
         **console.prefect_tags(),
     }
     parent = TrackedRun(experiment.name, f"{flow} seed {seed}", tags)
@@ -209,11 +216,9 @@ def plan(
 ) -> list[dict[str, Any]]:
     """What a run would do, without doing it: one row a stage, in order.
 
-    TRL's own argument classes check the training recipes in a child process.
-
     Raises:
         ConfigError: the config is wrong.
-        JobFailed: TRL does not take the arguments; the message holds its own error.
+        JobFailed: TRL does not take the arguments; see `validate`.
     """
     experiment = load_experiment(config, list(overrides))
     pipeline = Pipeline(
@@ -224,11 +229,11 @@ def plan(
         buildable=buildable,
     )
     wiring(pipeline)
-    _check_training_arguments(experiment, seed)
+    validate(experiment, seed)
     return [
         {
             "stage": outcome.label,
-            "action": "reuse" if outcome.reused else "build",
+            "action": _action(outcome, pipeline),
             "key": outcome.ref.key[:12],
             "path": outcome.ref.path if outcome.reused else None,
         }
@@ -236,23 +241,40 @@ def plan(
     ]
 
 
-def _check_training_arguments(experiment: Experiment, seed: int) -> None:
+def _action(outcome: Outcome, pipeline: Pipeline) -> str:
+    if outcome.reused:
+        return "reuse"
+    return "build" if outcome.step in pipeline.buildable else "refuse: missing, and not asked for"
+
+
+def validate(experiment: Experiment, seed: int) -> None:
+    """Refuse what would fail hours later: engines that are not installed, arguments that TRL does not take.
+
+    TRL's own argument classes judge in a child process (about ten seconds); what passed once is remembered.
+
+    Raises:
+        ConfigError: an engine is missing.
+        JobFailed: TRL refuses an argument; the message ends with its error.
+    """
+    stages = (experiment.sample, experiment.grpo, experiment.benchmark)
+    engines = {stage.recipe.engine for stage in stages}
+    if "vllm" in engines and importlib.util.find_spec("vllm") is None:
+        raise ConfigError("an engine is 'vllm', but vLLM is not installed; install it or use 'transformers'")
+    recipes = {name: getattr(experiment, name).recipe.model_dump(mode="json") for name in ("sft", "grpo")}
+    identity = stable_hash({"recipes": recipes, "packages": package_versions()})
+    passed = furlong_home() / "checked" / identity
+    if not passed.exists():
+        _let_trl_judge(recipes, seed)
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()
+
+
+def _let_trl_judge(recipes: dict[str, Any], seed: int) -> None:
     silent = Listener(lambda lines: None, lambda done, total, text: None, lambda line: None, lambda: False)
     furlong_home().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=furlong_home(), prefix="dry-run-") as folder:
-        recipes = {
-            "sft": experiment.sft.recipe.model_dump(mode="json"),
-            "grpo": experiment.grpo.recipe.model_dump(mode="json"),
-        }
-        engines = [
-            experiment.sample.recipe.engine,
-            experiment.grpo.recipe.engine,
-            experiment.benchmark.recipe.engine,
-        ]
-        options = {"recipes": recipes, "engines": sorted(set(engines))}
-        run_job(
-            "check_arguments", Request({}, {}, seed, {}, folder, folder, str(Path(folder)), options), silent
-        )
+    with tempfile.TemporaryDirectory(dir=furlong_home(), prefix="check-") as folder:
+        request = Request({}, {}, seed, {}, folder, folder, folder, {"recipes": recipes})
+        run_job("check_arguments", request, silent)
 
 
 def timed() -> Callable[[], float]:

@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.artifacts import digest_path
+from data.artifacts import digest_of, digest_path
 from rewards.base import Status
 from tasks.configs import (
     ConfigError,
     ModelRecipe,
-    PretrainedModel,
     PromptsRecipe,
     RacingSource,
     StageName,
     TableSource,
+    TinyModel,
 )
+from tasks.launch import REPOSITORY
 from tasks.stage import Build, Stage
 
 if TYPE_CHECKING:
@@ -81,20 +82,24 @@ def _external(source: TableSource, databases: Path, seed: int) -> tuple[pl.DataF
 
 
 def _mark_suspect_golds(build: Build, table: pl.DataFrame) -> pl.DataFrame:
-    """Set rows aside whose gold does not score 1.0 against itself; refuse when too many do."""
+    """Set rows aside whose gold does not score 1.0 against itself; refuse when too many do.
+
+    Raises:
+        RuntimeError: the verifier failed on a gold: says nothing about it, so nothing is decided.
+    """
     import polars as pl
 
     from rewards.registry import get_reward
 
     spec = build.experiment.reward
     reward = get_reward(spec.name, database_root=str(build.payload / "databases"), **spec.params)
-    solutions = table["solution"].to_list()
-    results = reward.results(
-        prompts=table["prompt"].to_list(),
-        completions=solutions,
-        solution=solutions,
-        db_id=table["db_id"].to_list(),
-    )
+    results = reward.check_golds(table["solution"].to_list(), table["db_id"].to_list())
+    broken = [result for result in results if result.status is Status.VERIFIER_ERROR]
+    if broken:
+        raise RuntimeError(
+            f"make_prompts: the verifier failed on {len(broken)} of {len(results)} golds (the first: "
+            f"{broken[0].detail}); run it again, on a less loaded machine if it was short of memory"
+        )
     status = ["ok" if result.status is Status.CORRECT else "suspect_gold" for result in results]
     share = status.count("suspect_gold") / len(status)
     if share > build.recipe.max_suspect_gold_share:
@@ -110,8 +115,10 @@ def _mark_suspect_golds(build: Build, table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _prompts_request(recipe: PromptsRecipe) -> dict[str, Any]:
-    """Files count by content, not by where they lie."""
+    """Files count by content, not by where they lie; the generator counts by its code."""
     request = recipe.model_dump(mode="json")
+    if isinstance(recipe.source, RacingSource):
+        request["generator"] = _digest_code("data/racing")
     if isinstance(recipe.source, TableSource):
         root = recipe.source.database_root
         if not root.is_dir():
@@ -130,9 +137,24 @@ def make_model(build: Build) -> Mapping[str, Any]:
 
 def _model_request(recipe: ModelRecipe) -> dict[str, Any]:
     request = recipe.model_dump(mode="json")
-    if isinstance(recipe.source, PretrainedModel) and Path(recipe.source.id).is_dir():
+    if isinstance(recipe.source, TinyModel):
+        request["builder"] = _digest_code("tasks/jobs/base_model.py")
+    elif Path(recipe.source.id).is_dir():
         request["source"]["id"] = digest_path(Path(recipe.source.id))
+    elif recipe.source.revision is None:
+        raise ConfigError(
+            f"model.recipe.source: no folder at {recipe.source.id}, and as a Hub id it needs a `revision` "
+            f"(a commit): a branch that moves would change the model behind an unchanged key"
+        )
     return request
+
+
+def _digest_code(place: str) -> str:
+    """Digest of our own source below `place`: changed code must not hit artifacts of the old one."""
+    path = REPOSITORY / place
+    if path.is_file():
+        return digest_path(path)
+    return digest_of({file.name: digest_path(file) for file in sorted(path.glob("*.py"))})
 
 
 MAKE_PROMPTS = Stage(

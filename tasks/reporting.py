@@ -32,7 +32,6 @@ def write_report(build: Build) -> Mapping[str, Any]:
     plots.benchmarks(results, build.payload / "benchmark.png")
     selection, policy = _facts(inputs["selection"]), _facts(inputs["policy"])
     text = render(
-        build.experiment.name,
         build.seed,
         results,
         selection,
@@ -44,7 +43,6 @@ def write_report(build: Build) -> Mapping[str, Any]:
 
 
 def render(
-    name: str,
     seed: int,
     results: Mapping[str, Mapping[str, float]],
     selection: Mapping[str, Any],
@@ -53,8 +51,12 @@ def render(
 ) -> str:
     """The report's Markdown."""
     k = int(results["base"]["k"])
-    lines = [f"# {name}, seed {seed}", "", f"Held-out prompts: {results['base']['prompts']}.", ""]
-    lines += [f"| model | greedy accuracy (95 % interval) | mean@{k} | pass@{k} |", "|---|---|---|---|"]
+    confidence = f"{results['base']['confidence']:.0%}"
+    lines = [f"# SFT -> GRPO, seed {seed}", "", f"Held-out prompts: {results['base']['prompts']}.", ""]
+    lines += [
+        f"| model | greedy accuracy ({confidence} interval) | mean@{k} | pass@{k} |",
+        "|---|---|---|---|",
+    ]
     for model in MODELS:
         row = results[model]
         interval = f"{row['greedy']:.1%} ({row['greedy_low']:.1%} to {row['greedy_high']:.1%})"
@@ -95,7 +97,7 @@ def render(
 
 def read_history(policy: ArtifactRef) -> list[dict[str, Any]]:
     """Metric lines {"step", "metrics"} of a training stage."""
-    text = (policy.payload / "training" / METRICS).read_text()
+    text = (policy.record / METRICS).read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -165,7 +167,7 @@ def show_pipeline(summary: Mapping[str, Any]) -> None:
     """Print the short tables at the end of a pipeline."""
     out, table = (
         _terminal(),
-        _table("model", *(name for name in summary["base"] if name != "greedy_ci"), "95 % interval"),
+        _table("model", *(name for name in summary["base"] if name != "greedy_ci"), "interval of greedy"),
     )
     for model in MODELS:
         row = summary[model]

@@ -23,6 +23,7 @@ def sample_completions(build: Build) -> Mapping[str, Any]:
         "sample",
         engine=recipe.engine,
         split="curation",
+        shard_size=recipe.shard_size,
         draws=[draw],
         model_digest=build.inputs["model"].digest,
     )

@@ -27,6 +27,8 @@ from tasks.launch import Listener, run_job
 from tasks.provenance import git_commit, package_versions
 from tasks.tracking import TrackedRun, log_manifest, log_tables
 
+SECONDS = "seconds"
+
 
 class StageConfig(Protocol):
     @property
@@ -119,6 +121,7 @@ class Outcome:
     """What became of one stage in this pipeline; `seconds` are those of the attempt that built it."""
 
     label: str
+    step: StageName
     ref: ArtifactRef
     reused: bool
     seconds: float = 0.0
@@ -136,6 +139,7 @@ class StageUse:
         force: build although the artifact exists, without what earlier attempts left.
         may_build: False refuses to build what does not exist.
         parent: MLflow run of the pipeline.
+        tags: further tags of the attempt's MLflow run.
     """
 
     stage: Stage
@@ -151,6 +155,7 @@ class StageUse:
     parent: TrackedRun
     force: bool
     may_build: bool
+    tags: Mapping[str, str]
 
 
 def run_stage(use: StageUse) -> Outcome:
@@ -194,7 +199,7 @@ def _reuse_or_build(use: StageUse, discard: bool) -> Any:
         found = None if use.force else store.find(stage.name, use.name, use.key)
         if found is not None:
             console.line(f"reused {found.ref.path}")
-            outcome = Outcome(use.label, found.ref, True, found.seconds, found.facts)
+            outcome = Outcome(use.label, stage.step, found.ref, True, found.seconds, found.facts)
             return Completed(name="Reused", message=found.ref.path, data=outcome)
         if not use.may_build:
             raise FileNotFoundError(
@@ -203,7 +208,7 @@ def _reuse_or_build(use: StageUse, discard: bool) -> Any:
             )
         manifest = _build(use, store.open_partial(stage.name, use.name, use.key, discard=discard), console)
     console.line(f"built {manifest.ref.path} in {manifest.seconds:.1f} s")
-    return Outcome(use.label, manifest.ref, False, manifest.seconds, manifest.facts)
+    return Outcome(use.label, stage.step, manifest.ref, False, manifest.seconds, manifest.facts)
 
 
 def _build(use: StageUse, partial: Partial, console: Console) -> Manifest:
@@ -221,12 +226,14 @@ def _build(use: StageUse, partial: Partial, console: Console) -> Manifest:
     )
     try:
         facts = use.stage.build(build)
-        seconds = round(time.monotonic() - clock, 3)
-        manifest = use.store.commit(partial, _manifest(use, partial, run, facts, started, seconds))
+        seconds = time.monotonic() - clock + _earlier_seconds(partial)
+        manifest = use.store.commit(partial, _manifest(use, partial, run, facts, started, round(seconds, 3)))
     except Exception:
+        _note_seconds(partial, time.monotonic() - clock)
         run.close("FAILED")
         raise
     except BaseException as error:  # Ctrl-C, a cancelled flow, SIGTERM
+        _note_seconds(partial, time.monotonic() - clock)
         console.line(f"stopped by {type(error).__name__}; what the job saved stays in {partial.path}")
         run.close("KILLED")
         raise
@@ -237,12 +244,22 @@ def _build(use: StageUse, partial: Partial, console: Console) -> Manifest:
     return manifest
 
 
+def _note_seconds(partial: Partial, seconds: float) -> None:
+    """What a failed attempt cost; the artifact's ledger adds it (an attempt ended by SIGKILL notes nothing)."""
+    (partial.logs / SECONDS).write_text(f"{seconds:.3f}\n")
+
+
+def _earlier_seconds(partial: Partial) -> float:
+    return sum(float(file.read_text()) for file in partial.path.glob(f"logs/attempt_*/{SECONDS}"))
+
+
 def _open_run(use: StageUse, attempt: int) -> TrackedRun:
     tags = {
         "furlong.stage": use.stage.name,
         "furlong.label": use.label,
         "furlong.key": use.key,
         "furlong.attempt": str(attempt),
+        **use.tags,
         **prefect_tags(),
     }
     run = TrackedRun(use.experiment.name, use.label, tags, use.parent)

@@ -15,6 +15,7 @@ import os
 import re
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +37,9 @@ METRICS_PER_CALL = 1000
 PARAMS_PER_CALL = 100
 MLFLOW_PARENT_TAG = "mlflow.parentRunId"
 OWNER_TAG = "furlong.owner"
+RETRY_SECONDS = 30.0
+REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
+"""MLflow error codes that say the content is wrong, not that the server is away."""
 
 
 def tracking_uri() -> str:
@@ -106,20 +110,24 @@ def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 class TrackedRun:
-    """One MLflow run; no method raises because tracking failed."""
+    """One MLflow run; no method raises because tracking failed.
+
+    What could not be sent waits in order and goes with a later call, at the earliest `RETRY_SECONDS` after a
+    failure; `close` tries once more at once. A run that could not be opened is opened later.
+    """
 
     def __init__(
         self, experiment: str, name: str, tags: Mapping[str, str], parent: TrackedRun | None = None
     ) -> None:
         self.run_id: str | None = None
         self.experiment_id = ""
-        self._waiting: list[Any] = []
-        owned = {**tags, OWNER_TAG: _owner()}
+        self._experiment, self._name = experiment, name
+        self._tags = {**tags, OWNER_TAG: _owner()}
         if parent is not None and parent.run_id is not None:
-            owned[MLFLOW_PARENT_TAG] = parent.run_id
-        with _Tolerated("open the run"):
-            self.experiment_id = _experiment_id(experiment)
-            self.run_id = client().create_run(self.experiment_id, run_name=name, tags=owned).info.run_id
+            self._tags[MLFLOW_PARENT_TAG] = parent.run_id
+        self._waiting: deque[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = deque()
+        self._resting_until = 0.0
+        self._send()
 
     @property
     def link(self) -> str:
@@ -138,18 +146,16 @@ class TrackedRun:
             self.json(long, "long_params.json")
 
     def metric_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Log lines {"step", "time", "metrics"} in few calls; what cannot be sent waits for the next call."""
+        """Log lines {"step", "time", "metrics"}, many to a call."""
         from mlflow.entities import Metric
 
-        for line in lines:
-            stamp = int(line["time"] * 1000)
-            self._waiting += [
-                Metric(k, v, stamp, line["step"]) for k, v in safe_metrics(line["metrics"]).items()
-            ]
-        while self._waiting:
-            if not self._call("log metrics", "log_batch", metrics=self._waiting[:METRICS_PER_CALL]):
-                return
-            del self._waiting[:METRICS_PER_CALL]
+        points = [
+            Metric(name, value, int(line["time"] * 1000), line["step"])
+            for line in lines
+            for name, value in safe_metrics(line["metrics"]).items()
+        ]
+        for start in range(0, len(points), METRICS_PER_CALL):
+            self._call("log metrics", "log_batch", metrics=points[start : start + METRICS_PER_CALL])
 
     def metrics(self, values: Mapping[str, Any], step: int = 0) -> None:
         numbers = {
@@ -201,45 +207,79 @@ class TrackedRun:
             )
 
     def close(self, status: Status) -> None:
-        self.metric_lines([])
-        if self._waiting:
-            logger.warning("MLflow: %d metric values were never accepted", len(self._waiting))
+        self._resting_until = 0.0
         self._call("close the run", "set_terminated", status=status)
+        if self._waiting:
+            logger.warning("MLflow: %d calls of run %s were never accepted", len(self._waiting), self._name)
 
-    def _call(self, what: str, method: str, *args: Any, **kwargs: Any) -> bool:
-        if self.run_id is None:
-            return False
-        with _Tolerated(what) as attempt:
-            getattr(client(), method)(self.run_id, *args, **kwargs)
-        return not attempt.failed
+    def _call(self, what: str, method: str, *args: Any, **kwargs: Any) -> None:
+        self._waiting.append((what, method, args, kwargs))
+        self._send()
+
+    def _send(self) -> None:
+        if time.monotonic() < self._resting_until:
+            return
+        if self.run_id is None and not self._open():
+            return
+        while self._waiting:
+            what, method, args, kwargs = self._waiting[0]
+            with _Tolerated(what) as attempt:
+                getattr(client(), method)(self.run_id, *args, **kwargs)
+            if attempt.failed and not attempt.hopeless:
+                self._resting_until = time.monotonic() + RETRY_SECONDS
+                return
+            self._waiting.popleft()
+
+    def _open(self) -> bool:
+        with _Tolerated("open the run") as attempt:
+            self.experiment_id = _experiment_id(self._experiment)
+            made = client().create_run(self.experiment_id, run_name=self._name, tags=self._tags)
+            self.run_id = made.info.run_id
+        if attempt.failed:
+            self._resting_until = time.monotonic() + RETRY_SECONDS
+        return self.run_id is not None
 
 
 class _Tolerated:
-    """Tracking is not worth a training run: any error inside becomes a warning."""
+    """Tracking is not worth a training run: any error inside becomes a warning.
+
+    `hopeless` is set when the server refused the content itself, which no later call will change.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self.failed = False
+        self.failed = self.hopeless = False
 
     def __enter__(self) -> _Tolerated:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, Exception):
-            self.failed = True
-            logger.warning(
-                "MLflow: could not %s (%s: %s)", self._what, type(error).__name__, str(error)[:300]
-            )
-            return True
-        return False
+        if not isinstance(error, Exception):
+            return False
+        self.failed = True
+        self.hopeless = getattr(error, "error_code", "") in REFUSALS
+        logger.warning("MLflow: could not %s (%s: %s)", self._what, type(error).__name__, str(error)[:300])
+        return True
 
 
 def log_manifest(run: TrackedRun, manifest: Manifest) -> None:
     """What every finished stage attempt leaves in MLflow: its facts, and the whole manifest as a file."""
-    facts = {name: value for name, value in manifest.facts.items() if isinstance(value, (int, float))}
-    run.metrics({**facts, "seconds": manifest.seconds})
+    # Totals must not land in the curves of the same name that a training logs step by step.
+    run.metrics({f"facts/{name}": value for name, value in manifest.facts.items()})
+    run.metrics({"facts/seconds": manifest.seconds})
     run.tags({"furlong.key": manifest.ref.key, "furlong.digest": manifest.ref.digest})
     run.text(manifest.to_json(), "manifest.json")
+
+
+def reward_tags(identity: Mapping[str, Any]) -> dict[str, str]:
+    """Tags to search and group runs by: name, version, parameters and code digest of the reward."""
+    name = identity["name"]
+    return {
+        "reward.name": name,
+        f"reward.{name}.version": str(identity["version"]),
+        f"reward.{name}.digest": identity["digest"],
+        f"reward.{name}.params": canonical_json(identity["params"]),
+    }
 
 
 def log_tables(run: TrackedRun, channel: Path) -> None:

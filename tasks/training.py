@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tasks.configs import ConfigError, GrpoRecipe, StageName, TrainingRuntime
-from tasks.jobs.protocol import METRICS
+from tasks.jobs.protocol import METRICS, RESOLVED
 from tasks.rewarding import reward_arguments
 from tasks.stage import Build, Stage
 
 
 def train_sft(build: Build) -> Mapping[str, Any]:
-    """Payload: a model folder, with `training/` (metrics and resolved arguments) beside the weights."""
+    """Payload: a model folder; record: `metrics.jsonl` and `resolved_arguments.json`."""
     from data.schemas import PromptTable, read_table, require_demonstrations
 
     table = build.inputs["prompts"].payload / "prompts.parquet"
@@ -32,24 +32,34 @@ def train_grpo(build: Build) -> Mapping[str, Any]:
 def _train(build: Build, program: str, **options: Any) -> Mapping[str, Any]:
     runtime: TrainingRuntime = build.runtime
     facts = build.job(program, torchrun=runtime.ranks > 1 or runtime.zero_stage is not None, **options)
-    kept = build.payload / "training"
-    kept.mkdir()
-    shutil.copy(build.partial.logs / "resolved_arguments.json", kept)
-    (kept / METRICS).write_text(_whole_history(build.partial.path))
-    resolved = json.loads((kept / "resolved_arguments.json").read_text())
+    record = build.partial.record
+    shutil.copy(build.partial.logs / RESOLVED, record)
+    (record / METRICS).write_text(whole_history(build.partial.path))
+    resolved = json.loads((record / RESOLVED).read_text())
     build.run.params({"resolved": {name: value for name, value in resolved.items() if value is not None}})
-    build.run.file(kept / "resolved_arguments.json")
+    build.run.file(record / RESOLVED)
     return facts
 
 
-def _whole_history(partial: Path) -> str:
-    """Metric lines of all attempts in step order; a step that a resumed attempt repeated counts once."""
-    history: dict[tuple[int, tuple[str, ...]], str] = {}
-    for file in sorted(partial.glob(f"logs/attempt_*/{METRICS}"), key=lambda file: file.stat().st_mtime):
-        for line in file.read_text().splitlines():
-            entry = json.loads(line)
-            history[entry["step"], tuple(sorted(entry["metrics"]))] = line
-    return "".join(history[key] + "\n" for key in sorted(history))
+def whole_history(partial: Path) -> str:
+    """Metric lines of all attempts as one run: each attempt replaces earlier lines from its first step on."""
+    history: list[dict[str, Any]] = []
+    attempts = sorted((partial / "logs").glob("attempt_*"), key=lambda folder: int(folder.name.split("_")[1]))
+    for folder in attempts:
+        lines = _read_lines(folder / METRICS)
+        if lines:
+            history = [line for line in history if line["step"] < lines[0]["step"]] + lines
+    return "".join(json.dumps(line) + "\n" for line in history)
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    lines = []
+    for text in file.read_text().splitlines() if file.is_file() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:  # torn by a kill in the middle of a write
+            continue
+    return lines
 
 
 def _require_one_batch(build: Build) -> None:

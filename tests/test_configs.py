@@ -37,12 +37,12 @@ def test_overrides_win_over_yaml_and_yaml_over_defaults() -> None:
             "grpo.recipe.beta=4e-2",
             "grpo.recipe.steps=3",
             "grpo.recipe.trl.delta=2.0",
-            "grpo.runtime.bf16=true",
+            "grpo.recipe.bf16=true",
         ],
     )
     assert (changed.grpo.recipe.beta, changed.grpo.recipe.steps) == (0.04, 3)
     assert changed.grpo.recipe.trl == {"delta": 2.0}
-    assert changed.grpo.runtime.bf16 is True
+    assert changed.grpo.recipe.bf16 is True
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,8 @@ def test_overrides_win_over_yaml_and_yaml_over_defaults() -> None:
         ("select.recipe={low: 0.9, high: 0.1}", "the band from 0.9 to 0.1 is empty"),
         ("grpo.recipe.beta", "not of the form"),
         ("name.x=1", "has no keys below it"),
+        ("sample.runtime.engine_arguments={dtype: half}", "runtime is no part of the key"),
+        ("grpo.recipe.loss_type=dapoo", "'dapo'"),
         ("grpo.recipe.engine=llamacpp", "'transformers' or 'vllm'"),
         ("prompts.recipe.source.kind=horse", "racing"),
     ],

@@ -246,7 +246,7 @@ def test_a_stopped_training_is_killed_whole_and_resumes(nano: dict[str, Any]) ->
     assert json.loads(second_attempt[0])["step"] >= 10, (
         "the second attempt started at the checkpoint, not at step 1"
     )
-    history = (resumed[0].ref.payload / "training" / "metrics.jsonl").read_text().splitlines()
+    history = (resumed[0].ref.record / "metrics.jsonl").read_text().splitlines()
     assert json.loads(history[0])["step"] == 5, "the kept history covers both attempts"
 
 

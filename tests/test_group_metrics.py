@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rewards.base import RewardResult, Status
 
 torch = pytest.importorskip("torch")
 
@@ -39,30 +41,46 @@ def test_float_noise_is_no_variance_and_a_small_term_is() -> None:
     assert metrics([0.9, 1.0, 1.0, 1.0], 4)["zero_variance_share"] == 0
 
 
-@dataclass
-class Result:
-    score: float | None
-    status: str
-    terms: dict[str, float] = field(default_factory=dict)
-
-
 class Fixed:
     __name__ = "fixed_v1"
 
-    def results(self, **columns: Any) -> list[Result]:
+    def results(self, **columns: Any) -> list[RewardResult]:
         return [
-            Result(1.0, "correct", {"result": 1.0}),
-            Result(0.0, "incorrect", {"result": 0.0}),
-            Result(None, "verifier_error"),
+            RewardResult.of(Status.CORRECT, terms={"result": 1.0}),
+            RewardResult.of(Status.INCORRECT, terms={"result": 0.0}),
+            RewardResult.of(Status.VERIFIER_ERROR),
         ]
 
 
-def test_terms_and_statuses_are_logged_and_scores_pass_unchanged() -> None:
+def test_scores_pass_unchanged_and_every_status_has_a_share() -> None:
+    from tasks.jobs.group_trainer import TrackedReward, result_metrics
+
+    reward = TrackedReward(Fixed())  # type: ignore[arg-type]
+    assert reward.__name__ == "fixed_v1"
+    assert reward(completions=["a", "b", "c"]) == [1.0, 0.0, None]
+    found = result_metrics(reward.results)
+    shares = {status: found[f"reward_status/{status}"] for status in Status}
+    assert sum(shares.values()) == pytest.approx(1) and shares[Status.TIMEOUT] == 0
+    assert shares[Status.CORRECT] == pytest.approx(1 / 3)
+    assert (found["reward_term/result/mean"], found["reward_term/result/std"]) == (0.5, 0.5)
+
+
+def test_a_reward_of_the_wrong_length_never_reaches_the_trainer() -> None:
     from tasks.jobs.group_trainer import TrackedReward
 
-    logged: dict[str, float] = {}
-    reward = TrackedReward(Fixed())
-    assert reward.__name__ == "fixed_v1"
-    assert reward(log_metric=logged.__setitem__, completions=["a", "b", "c"]) == [1.0, 0.0, None]
-    assert logged["reward_status/correct"] == pytest.approx(1 / 3)
-    assert (logged["reward_term/result/mean"], logged["reward_term/result/std"]) == (0.5, 0.5)
+    with pytest.raises(ValueError, match="fixed_v1 returned 3 scores for 6 completions"):
+        TrackedReward(Fixed())(completions=["a"] * 6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cut_short", ["missing", "torn"])
+def test_a_checkpoint_that_a_kill_cut_short_is_passed_over(tmp_path: Path, cut_short: str) -> None:
+    from tasks.jobs.training_setup import last_checkpoint
+
+    assert last_checkpoint(tmp_path) is None
+    for step in (9, 10, 100):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-9" / "trainer_state.json").write_text("{}")
+    (tmp_path / "checkpoint-10" / "trainer_state.json").write_text("{}")
+    if cut_short == "torn":
+        (tmp_path / "checkpoint-100" / "trainer_state.json").write_text('{"global_st')
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"

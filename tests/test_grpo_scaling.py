@@ -32,7 +32,7 @@ def train(*overrides: str) -> ArtifactRef:
 
 
 def history(model: ArtifactRef) -> list[dict[str, Any]]:
-    lines = (model.payload / "training" / "metrics.jsonl").read_text().splitlines()
+    lines = (model.record / "metrics.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if "reward" in line["metrics"]]
 
 

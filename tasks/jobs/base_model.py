@@ -6,9 +6,9 @@ Pretrained: a Hub id or local folder, saved again in the transformers format.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
+import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -20,7 +20,7 @@ from transformers import (
 
 from tasks.configs import ModelRecipe, PretrainedModel, TinyModel
 from tasks.jobs.prompt_rows import read_prompts
-from tasks.jobs.protocol import Reporter, Request
+from tasks.jobs.protocol import Reporter, Request, run
 
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
 CHAT_TEMPLATE = (
@@ -92,7 +92,7 @@ def build_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
 
 
 def _pretrained(source: PretrainedModel) -> tuple[Any, Any]:
-    model = AutoModelForCausalLM.from_pretrained(source.id, revision=source.revision)
+    model = AutoModelForCausalLM.from_pretrained(source.id, revision=source.revision, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(source.id, revision=source.revision)
     if tokenizer.chat_template is None:
         raise ValueError(
@@ -106,4 +106,4 @@ def _pretrained(source: PretrainedModel) -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    main(Request.read(sys.argv[1]))
+    run(main, __doc__)

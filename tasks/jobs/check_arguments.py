@@ -1,23 +1,17 @@
-"""Job: build TRL's own argument objects from the training recipes, and nothing else (for `--dry-run`)."""
+"""Job: build TRL's own argument objects from the training recipes, and nothing else."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from typing import Any
 
 from tasks.configs import GrpoRuntime, TrainingRuntime
 from tasks.jobs.grpo import grpo_arguments
-from tasks.jobs.protocol import Reporter, Request
+from tasks.jobs.protocol import Reporter, Request, run
 from tasks.jobs.sft import sft_arguments
 
 
 def main(request: Request) -> None:
-    if "vllm" in request.options["engines"] and importlib.util.find_spec("vllm") is None:
-        raise ModuleNotFoundError(
-            "an engine is 'vllm', but vLLM is not installed; install it or use 'transformers'"
-        )
     # One rank without ZeRO: the batch arithmetic over ranks was checked when the config was parsed.
     sft_arguments(_alone(request, "sft", TrainingRuntime()))
     grpo_arguments(_alone(request, "grpo", GrpoRuntime()))
@@ -30,4 +24,4 @@ def _alone(request: Request, stage: str, runtime: TrainingRuntime) -> Request:
 
 
 if __name__ == "__main__":
-    main(Request.read(sys.argv[1]))
+    run(main, __doc__)

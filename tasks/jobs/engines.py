@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from transformers import GenerationConfig
 
 from tasks.configs import SamplingRuntime
 from tasks.jobs.prompt_rows import user_message
@@ -45,27 +46,23 @@ def open_engine(engine: str, model: str, runtime: SamplingRuntime, max_length: i
     """Load a model folder into the `transformers` or `vllm` engine."""
     if engine == "vllm":
         return VllmEngine(model, runtime, max_length)
-    return TransformersEngine(model, runtime)
+    return TransformersEngine(model)
 
 
 class TransformersEngine:
-    """Batched `model.generate`; reproducible for a seed, device and batch size."""
+    """Batched `model.generate`; reproducible for a seed, a device and the same prompts in one call."""
 
-    def __init__(self, model: str, runtime: SamplingRuntime) -> None:
+    def __init__(self, model: str) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         loaded: Any = AutoModelForCausalLM.from_pretrained(model)
         self._model = loaded.to(self._device).eval()
         self._tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-        self._batch_size = runtime.batch_size
 
     def generate(self, prompts: Sequence[str], draw: Draw, seed: int) -> list[list[Completion]]:
         torch.manual_seed(seed)
-        repeated = [prompt for prompt in prompts for _ in range(draw.n)]
-        flat: list[Completion] = []
-        for start in range(0, len(repeated), self._batch_size):
-            flat += self._batch(repeated[start : start + self._batch_size], draw)
+        flat = self._batch([prompt for prompt in prompts for _ in range(draw.n)], draw)
         return [flat[start : start + draw.n] for start in range(0, len(flat), draw.n)]
 
     def _batch(self, prompts: Sequence[str], draw: Draw) -> list[Completion]:
@@ -79,14 +76,16 @@ class TransformersEngine:
         sampling: dict[str, Any] = {"do_sample": False}
         if draw.temperature > 0:
             sampling = {"do_sample": True, "temperature": draw.temperature, "top_p": draw.top_p, "top_k": 0}
+        # A configuration of our own, as TRL makes one for rollouts: a model's shipped defaults (repetition
+        # penalty, top_k) would make curation sample another policy than GRPO does.
+        config = GenerationConfig(
+            **sampling,
+            max_new_tokens=draw.max_completion_length,
+            pad_token_id=self._tokenizer.pad_token_id,
+            eos_token_id=self._stop_ids(),
+        )
         with torch.inference_mode():
-            output = self._model.generate(
-                **inputs,
-                **sampling,
-                max_new_tokens=draw.max_completion_length,
-                pad_token_id=self._tokenizer.pad_token_id,
-                eos_token_id=self._stop_ids(),
-            )
+            output = self._model.generate(**inputs, generation_config=config)
         return [self._completion(row) for row in output[:, inputs["input_ids"].shape[1] :].tolist()]
 
     def _stop_ids(self) -> list[int]:

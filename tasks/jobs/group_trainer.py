@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from trl import GRPOTrainer
 
+from rewards.base import Reward, RewardResult, Status, check_scores, reward_name
 from tasks.jobs.protocol import Reporter
 
 ZERO_VARIANCE_TOLERANCE = 1e-6
@@ -50,33 +53,50 @@ def group_metrics(rewards: torch.Tensor, num_generations: int) -> dict[str, floa
 
 
 class TrackedReward:
-    """A reward version as TRL calls it, which also logs its terms and statuses; scores pass unchanged."""
+    """A reward version as TRL calls it, which remembers its typed results; scores pass unchanged."""
 
-    def __init__(self, reward: Any) -> None:
+    def __init__(self, reward: Reward) -> None:
         self._reward = reward
-        self.__name__: str = reward.__name__
+        self.__name__: str = reward_name(reward)
+        self.results: list[RewardResult] = []
+        """Of the newest call, on this rank."""
 
-    def __call__(self, *, log_metric: Any, **columns: Any) -> list[float | None]:
-        results = self._reward.results(**columns)
-        for status, count in Counter(result.status for result in results).items():
-            log_metric(f"reward_status/{status}", count / len(results))
-        for term in sorted({name for result in results for name in result.terms}):
-            values = [result.terms[term] for result in results if term in result.terms]
-            log_metric(f"reward_term/{term}/mean", statistics.fmean(values))
-            log_metric(f"reward_term/{term}/std", statistics.pstdev(values))
-        return [result.score for result in results]
+    def __call__(self, **columns: Any) -> list[float | None]:
+        self.results = self._reward.results(**columns)
+        return check_scores(
+            self.__name__, [result.score for result in self.results], len(columns["completions"])
+        )
+
+
+def result_metrics(results: Sequence[RewardResult]) -> dict[str, float]:
+    """Share of every status (0 where it did not occur), and mean and population std of each reward term."""
+    counts = Counter(result.status for result in results)
+    metrics = {f"reward_status/{status}": counts[status] / max(len(results), 1) for status in Status}
+    for term in sorted({name for result in results for name in result.terms}):
+        values = [result.terms[term] for result in results if term in result.terms]
+        metrics[f"reward_term/{term}/mean"] = statistics.fmean(values)
+        metrics[f"reward_term/{term}/std"] = statistics.pstdev(values)
+    return metrics
 
 
 class GroupTrainer(GRPOTrainer):
     """GRPOTrainer that also reports group statistics and completions; training is TRL's, unchanged."""
 
     def __init__(
-        self, *args: Any, reporter: Reporter, max_unscored_share: float, completions_every: int, **kwargs: Any
-    ):
-        super().__init__(*args, **kwargs)
+        self,
+        *args: Any,
+        reward: TrackedReward,
+        reporter: Reporter,
+        max_unscored_share: float,
+        completions_every: int,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, reward_funcs=reward, **kwargs)
+        self._reward = reward
         self._reporter = reporter
         self._max_unscored_share = max_unscored_share
         self._completions_every = completions_every
+        self._tokens_since_log = 0
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
@@ -84,17 +104,14 @@ class GroupTrainer(GRPOTrainer):
         # TRL returns the rewards of all ranks here, groups contiguous: the one place where groups are whole.
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         training = bool(self.model and self.model.training)
-        mode = "train" if training else "eval"
         rewards = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(dim=1)
         rewards[torch.isnan(rewards_per_func).all(dim=1)] = torch.nan
         size = self.num_generations if training else self.num_generations_eval
-        statistics_of_groups = group_metrics(rewards, int(size or 1))
-        for name, value in statistics_of_groups.items():
-            self._metrics[mode][name].append(value)
-        tokens = torch.tensor([sum(map(len, completion_ids_list))], device=rewards.device)
-        gathered: Any = self.accelerator.gather(tokens)
-        self._metrics[mode]["generated_tokens"].append(gathered.sum().item())
-        self._check_unscored(statistics_of_groups["unscored_share"])
+        groups = group_metrics(rewards, int(size or 1))
+        for name, value in {**groups, **result_metrics(gather_object(self._reward.results))}.items():
+            self._metrics["train" if training else "eval"][name].append(value)
+        self._tokens_since_log += sum(gather_object([sum(map(len, completion_ids_list))]))
+        self._check_unscored(groups["unscored_share"])
         return rewards_per_func
 
     def _check_unscored(self, share: float) -> None:
@@ -106,6 +123,9 @@ class GroupTrainer(GRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         step = self.state.global_step
+        if self._tokens_since_log:
+            logs["generated_tokens"] = float(self._tokens_since_log)  # a sum; TRL would average it
+            self._tokens_since_log = 0
         if self._logs["prompt"] and step % self._completions_every == 0:
             self._reporter.table(f"completions_{step:05d}", self._completion_rows())
         super().log(logs, start_time)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from transformers import AutoTokenizer
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
 
@@ -14,17 +13,16 @@ from rewards.registry import get_reward
 from tasks.configs import GrpoRecipe, GrpoRuntime
 from tasks.jobs.callbacks import GenerationLedger, ReportToParent
 from tasks.jobs.group_trainer import GroupTrainer, TrackedReward
-from tasks.jobs.prompt_rows import conversational, read_prompts
-from tasks.jobs.protocol import Reporter, Request
-from tasks.jobs.sft import write_resolved
+from tasks.jobs.prompt_rows import conversational, longest_prompt, read_prompts
+from tasks.jobs.protocol import Reporter, Request, run
 from tasks.jobs.training_setup import (
     check_world,
     common_arguments,
     keep_vllm_weights_loadable,
-    last_checkpoint,
     load_model,
     merge_arguments,
     prepare_devices,
+    train_and_save,
 )
 
 
@@ -37,7 +35,7 @@ def grpo_arguments(request: Request, longest_prompt: int = 512) -> GRPOConfig:
     recipe = GrpoRecipe.model_validate(request.recipe)
     runtime = GrpoRuntime.model_validate(request.runtime)
     ours = {
-        **common_arguments(request, runtime, recipe.batch_size, "grpo"),
+        **common_arguments(request, runtime, recipe.batch_size, "grpo", recipe.bf16),
         "max_steps": recipe.steps,
         "num_generations": recipe.num_generations,
         "learning_rate": recipe.learning_rate,
@@ -73,46 +71,36 @@ def main(request: Request) -> None:
     prepare_devices(runtime)
     if recipe.engine == "vllm":
         keep_vllm_weights_loadable()
+    prompts = read_prompts(request.inputs["prompts"], "curation")
+    tokenizer = AutoTokenizer.from_pretrained(request.inputs["model"])
+    # Before the model: with ZeRO-3, loading shards the weights only once the arguments exist.
+    arguments = grpo_arguments(request, longest_prompt(tokenizer, prompts["prompt"].to_list()))
     model, tokenizer = load_model(request.inputs["model"])
-    rows = conversational(read_prompts(request.inputs["prompts"], "curation"), with_completion=False)
-    arguments = grpo_arguments(request, _longest_prompt(tokenizer, rows))
+    rows = conversational(prompts, with_completion=False)
     reward = get_reward(**request.options["reward"])
-    reporter, ledger = Reporter(request), GenerationLedger()
+    reporter = Reporter(request)
     trainer = GroupTrainer(
         model=model,
-        reward_funcs=TrackedReward(reward),
         args=arguments,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        callbacks=[ReportToParent(reporter, ("reward", "zero_variance_share", "kl")), ledger],
+        callbacks=[ReportToParent(reporter, ("reward", "zero_variance_share", "kl")), GenerationLedger()],
+        reward=TrackedReward(reward),
         reporter=reporter,
         max_unscored_share=recipe.max_unscored_share,
         completions_every=recipe.completions_every,
     )
     trainer.remove_callback(PrinterCallback)
     check_world(trainer, runtime)
-    trainer.train(resume_from_checkpoint=last_checkpoint(request))
-    trainer.save_model(request.payload)
-    tokenizer.save_pretrained(request.payload)
-    if trainer.is_world_process_zero():
-        write_resolved(arguments, Path(request.channel))
-        reporter.result({**restored(trainer, ledger).facts(), "prompts": len(rows)})
+    train_and_save(trainer, request, recipe.steps)
+    reporter.result({**ledger_of(trainer).facts(), "prompts": len(rows)})
 
 
-def restored(trainer: Any, ledger: GenerationLedger) -> GenerationLedger:
-    """The ledger in use: on resume the trainer replaces ours by the one of the checkpoint."""
-    used = [
-        callback for callback in trainer.callback_handler.callbacks if isinstance(callback, GenerationLedger)
-    ]
-    return used[0] if used else ledger
-
-
-def _longest_prompt(tokenizer: Any, rows: list[dict[str, Any]]) -> int:
-    encoded = tokenizer.apply_chat_template(
-        [row["prompt"] for row in rows], add_generation_prompt=True, tokenize=True, return_dict=True
-    )
-    return max(len(ids) for ids in encoded["input_ids"])
+def ledger_of(trainer: Any) -> GenerationLedger:
+    """The ledger of the whole training; the trainer's state holds it across resumes."""
+    saved = trainer.state.stateful_callbacks[GenerationLedger.__name__]
+    return GenerationLedger(**(saved[0] if isinstance(saved, list) else saved)["args"])
 
 
 if __name__ == "__main__":
-    main(Request.read(sys.argv[1]))
+    run(main, __doc__)

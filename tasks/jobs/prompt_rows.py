@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ def user_message(prompt: str) -> list[dict[str, str]]:
 
 def assistant_message(completion: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": completion}]
+
+
+def longest_prompt(tokenizer: Any, prompts: Sequence[str]) -> int:
+    """Tokens of the longest prompt, rendered as a user message with the generation prompt."""
+    encoded = tokenizer.apply_chat_template(
+        [user_message(prompt) for prompt in prompts], add_generation_prompt=True, return_dict=True
+    )
+    return max(len(ids) for ids in encoded["input_ids"])
 
 
 def conversational(rows: pl.DataFrame, *, with_completion: bool) -> list[dict[str, Any]]:

@@ -7,23 +7,23 @@ Only global rank 0 writes. Imports nothing heavy, so that both sides can use it.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-REQUEST, RESULT, METRICS, PROGRESS, TABLES, LOG = (
-    "request.json",
-    "result.json",
-    "metrics.jsonl",
-    "progress.json",
-    "tables",
-    "job.log",
-)
+REQUEST = "request.json"
+RESULT = "result.json"
+METRICS = "metrics.jsonl"
+PROGRESS = "progress.json"
+RESOLVED = "resolved_arguments.json"
+TABLES = "tables"
+LOG = "job.log"
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,13 @@ class Request:
     @staticmethod
     def read(path: str | Path) -> Request:
         return Request(**json.loads(Path(path).read_text()))
+
+
+def run(main: Callable[[Request], None], description: str | None) -> None:
+    """Parse a job's command line, `<request.json>`, and call its main."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("request", help="path of the request.json that a stage wrote")
+    main(Request.read(parser.parse_args().request))
 
 
 def is_main_rank() -> bool:

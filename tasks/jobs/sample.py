@@ -6,20 +6,19 @@ a job that was killed generates only what is missing.
 
 from __future__ import annotations
 
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
+from transformers import AutoTokenizer
 
 from data.artifacts import stable_hash
 from data.schemas import SampleTable, write_table
 from tasks.configs import SamplingRuntime
 from tasks.jobs.engines import Draw, GenerationEngine, open_engine
-from tasks.jobs.prompt_rows import read_prompts
-from tasks.jobs.protocol import Reporter, Request
-
-PROMPT_TOKENS_ALLOWANCE = 1024
+from tasks.jobs.prompt_rows import longest_prompt, read_prompts
+from tasks.jobs.protocol import Reporter, Request, run
 
 
 def main(request: Request) -> None:
@@ -30,36 +29,28 @@ def main(request: Request) -> None:
     total = sum(draw.n for draw in draws) * len(rows)
     reporter.progress(0, total, "loading the model")
     longest = max(draw.max_completion_length for draw in draws)
-    engine = open_engine(
-        request.options["engine"],
-        request.inputs["model"],
-        runtime,
-        _context(request.inputs["model"], longest),
-    )
-    done = generated = 0
+    context = _context(request.inputs["model"], rows["prompt"].to_list(), longest)
+    engine = open_engine(request.options["engine"], request.inputs["model"], runtime, context)
+    done = generated = new = 0
     started = time.monotonic()
     for draw in draws:
         shards = []
-        for shard in rows.iter_slices(runtime.shard_size):
+        for shard in rows.iter_slices(request.options["shard_size"]):
             table, was_there = _shard(engine, shard, draw, request)
             shards.append(table)
-            done += len(table)
-            generated += 0 if was_there else int(table["completion_tokens"].sum())
-            rate = generated / max(time.monotonic() - started, 1e-9)
+            tokens = int(table["completion_tokens"].sum())
+            done, generated, new = done + len(table), generated + tokens, new + (0 if was_there else tokens)
+            rate = new / max(time.monotonic() - started, 1e-9)
             reporter.progress(done, total, f"completions, {rate:.0f} tokens/s")
         table = pl.concat(shards).sort("prompt_id", "sample_index")
         write_table(table, Path(request.payload) / f"{draw.name}.parquet", SampleTable)
     seconds = time.monotonic() - started
-    reporter.result(
-        {"generated_tokens": generated, "tokens_per_second": generated / seconds, "completions": done}
-    )
+    reporter.result({"generated_tokens": generated, "tokens_per_second": new / seconds, "completions": done})
 
 
-def _context(model: str, completion: int) -> int:
-    from transformers import AutoConfig
-
-    limit = AutoConfig.from_pretrained(model).max_position_embeddings
-    return min(limit, PROMPT_TOKENS_ALLOWANCE + completion)
+def _context(model: str, prompts: Sequence[str], completion: int) -> int:
+    """Tokens that the longest prompt and its completion may take together."""
+    return longest_prompt(AutoTokenizer.from_pretrained(model), prompts) + completion
 
 
 def _shard(
@@ -95,4 +86,4 @@ def _shard(
 
 
 if __name__ == "__main__":
-    main(Request.read(sys.argv[1]))
+    run(main, __doc__)

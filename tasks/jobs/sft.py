@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -14,15 +11,17 @@ from trl import SFTConfig, SFTTrainer
 from tasks.configs import SftRecipe, TrainingRuntime
 from tasks.jobs.callbacks import ReportToParent
 from tasks.jobs.prompt_rows import conversational, read_prompts
-from tasks.jobs.protocol import Reporter, Request
+from tasks.jobs.protocol import Reporter, Request, run
 from tasks.jobs.training_setup import (
     check_world,
     common_arguments,
-    last_checkpoint,
     load_model,
     merge_arguments,
     prepare_devices,
+    train_and_save,
 )
+
+MAX_CUT_SHARE = 0.01
 
 
 def sft_arguments(request: Request) -> SFTConfig:
@@ -30,7 +29,7 @@ def sft_arguments(request: Request) -> SFTConfig:
     recipe = SftRecipe.model_validate(request.recipe)
     runtime = TrainingRuntime.model_validate(request.runtime)
     ours = {
-        **common_arguments(request, runtime, recipe.batch_size, "sft"),
+        **common_arguments(request, runtime, recipe.batch_size, "sft", recipe.bf16),
         "max_steps": recipe.steps,
         "learning_rate": recipe.learning_rate,
         "lr_scheduler_type": recipe.lr_scheduler,
@@ -49,6 +48,7 @@ def main(request: Request) -> None:
     arguments = sft_arguments(request)
     model, tokenizer = load_model(request.inputs["model"])
     rows = conversational(read_prompts(request.inputs["prompts"], "train"), with_completion=True)
+    longest = _longest_example(tokenizer, rows, arguments.max_length)
     reporter = Reporter(request)
     trainer = SFTTrainer(
         model=model,
@@ -59,19 +59,26 @@ def main(request: Request) -> None:
     )
     trainer.remove_callback(PrinterCallback)
     check_world(trainer, runtime)
-    outcome = trainer.train(resume_from_checkpoint=last_checkpoint(request))
-    trainer.save_model(request.payload)
-    tokenizer.save_pretrained(request.payload)
-    if trainer.is_world_process_zero():
-        write_resolved(arguments, Path(request.channel))
-        reporter.result({"train_loss": outcome.training_loss, "examples": len(rows), "generated_tokens": 0})
+    train_and_save(trainer, request, arguments.max_steps)
+    reporter.result({"examples": len(rows), "longest_example": longest, "generated_tokens": 0})
 
 
-def write_resolved(arguments: Any, folder: Path) -> None:
-    """Keep the arguments as TRL resolved them; the parent logs the file."""
-    text = json.dumps(arguments.to_dict(), indent=2, sort_keys=True, default=str)
-    (folder / "resolved_arguments.json").write_text(text + "\n")
+def _longest_example(tokenizer: Any, rows: list[dict[str, Any]], limit: int | None) -> int:
+    """Tokens of the longest example.
+
+    Raises:
+        ValueError: more than 1 % of the examples would be cut by `limit`, and lose the end that they teach.
+    """
+    texts = [row["prompt"] + row["completion"] for row in rows]
+    lengths = [len(ids) for ids in tokenizer.apply_chat_template(texts, return_dict=True)["input_ids"]]
+    cut = sum(length > limit for length in lengths) if limit else 0
+    if cut > MAX_CUT_SHARE * len(lengths):
+        raise ValueError(
+            f"train_sft: {cut} of {len(lengths)} examples are longer than sft.recipe.max_length {limit} and would lose "
+            f"their end; the longest has {max(lengths)} tokens. Raise max_length to that, or leave it out."
+        )
+    return max(lengths)
 
 
 if __name__ == "__main__":
-    main(Request.read(sys.argv[1]))
+    run(main, __doc__)

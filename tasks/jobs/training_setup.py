@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_callback import TrainerState
 
 from tasks.configs import TrainingRuntime, gradient_accumulation
-from tasks.jobs.protocol import Request
+from tasks.jobs.protocol import RESOLVED, Request
 
 
 def prepare_devices(runtime: TrainingRuntime) -> None:
@@ -59,7 +60,7 @@ def check_world(trainer: Any, runtime: TrainingRuntime) -> None:
         raise RuntimeError(f"the trainer runs as {kind} although runtime.zero_stage is {runtime.zero_stage}")
 
 
-def deepspeed_config(runtime: TrainingRuntime) -> dict[str, Any] | None:
+def deepspeed_config(runtime: TrainingRuntime, bf16: bool) -> dict[str, Any] | None:
     """The DeepSpeed document of a ZeRO stage, or None; batch fields are filled from the trainer's arguments."""
     if runtime.zero_stage is None:
         return None
@@ -69,7 +70,7 @@ def deepspeed_config(runtime: TrainingRuntime) -> dict[str, Any] | None:
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",
         "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": runtime.bf16},
+        "bf16": {"enabled": bf16},
         "zero_optimization": {
             "stage": runtime.zero_stage,
             "stage3_gather_16bit_weights_on_model_save": True,
@@ -78,7 +79,7 @@ def deepspeed_config(runtime: TrainingRuntime) -> dict[str, Any] | None:
 
 
 def common_arguments(
-    request: Request, runtime: TrainingRuntime, batch_size: int, stage: str
+    request: Request, runtime: TrainingRuntime, batch_size: int, stage: str, bf16: bool
 ) -> dict[str, Any]:
     """Arguments that mean the same in every TRL trainer, from the runtime."""
     per_device, accumulation = gradient_accumulation(batch_size, runtime, stage)
@@ -88,11 +89,11 @@ def common_arguments(
         "per_device_train_batch_size": per_device,
         "gradient_accumulation_steps": accumulation,
         "gradient_checkpointing": runtime.gradient_checkpointing,
-        "bf16": runtime.bf16,
+        "bf16": bf16,
         "use_cpu": on_cpu,
-        "deepspeed": deepspeed_config(runtime),
+        "deepspeed": deepspeed_config(runtime, bf16),
         "save_steps": runtime.save_steps,
-        "save_total_limit": 1,
+        "save_total_limit": 2,  # the newest may be cut short by a kill
         "seed": request.seed,
         "data_seed": request.seed,
         "logging_steps": 1,
@@ -122,7 +123,41 @@ def load_model(folder: str) -> tuple[Any, Any]:
     return model, AutoTokenizer.from_pretrained(folder)
 
 
-def last_checkpoint(request: Request) -> str | None:
-    """The newest checkpoint that an earlier attempt left, to resume from."""
-    folder = Path(request.work) / "checkpoints"
-    return get_last_checkpoint(str(folder)) if folder.is_dir() else None
+def train_and_save(trainer: Any, request: Request, steps: int) -> None:
+    """Train from the newest whole checkpoint to the end, save into the payload, and keep the resolved arguments.
+
+    An earlier attempt may have finished training and failed after it; one more `train()` would add a step, so
+    its last checkpoint is taken as it is.
+    """
+    checkpoint = last_checkpoint(Path(request.work) / "checkpoints")
+    if checkpoint is not None and _step_of(checkpoint) >= steps:
+        trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        if trainer.is_world_process_zero():
+            load_model(str(checkpoint))[0].save_pretrained(request.payload)
+            trainer.processing_class.save_pretrained(request.payload)
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.save_model(request.payload)
+    if trainer.is_world_process_zero():
+        # Paths and ranks of this run; the payload's digest is to depend on the weights alone.
+        (Path(request.payload) / "training_args.bin").unlink(missing_ok=True)
+        text = json.dumps(trainer.args.to_dict(), indent=2, sort_keys=True, default=str)
+        (Path(request.channel) / RESOLVED).write_text(text + "\n")
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end; one that a kill cut short is passed over.
+
+    transformers writes weights, optimizer and scheduler first and `trainer_state.json` last.
+    """
+    for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step_of, reverse=True):
+        try:
+            json.loads((checkpoint / "trainer_state.json").read_text())
+        except (OSError, ValueError):
+            continue
+        return checkpoint
+    return None
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rsplit("-", 1)[1])
