@@ -16,7 +16,7 @@ import pytest
 
 from data.artifacts import ArtifactRef
 from tasks import tracking
-from tasks.configs import Experiment, SampleStage, SelectStage, StageName
+from tasks.configs import ConfigError, Experiment, SampleStage, SelectStage, StageName
 from tasks.launch import JobFailed
 from tasks.pipeline import Pipeline
 from tasks.rewarding import reward_identity
@@ -94,7 +94,7 @@ def test_an_equal_request_is_reused_and_a_changed_recipe_is_not(home: Path) -> N
 
 def test_runtime_is_no_part_of_the_key_and_the_seed_is(home: Path) -> None:
     plain = pipeline(home).stage(SAMPLE, sample_stage())
-    assert pipeline(home).stage(SAMPLE, sample_stage(batch_size=3, retries=2)) == plain
+    assert pipeline(home).stage(SAMPLE, sample_stage(timeout_s=99, retries=2)) == plain
     assert pipeline(home, seed=1).stage(SAMPLE, sample_stage()).key != plain.key
     assert BUILT == ["sample", "sample"]
 
@@ -157,7 +157,7 @@ def test_a_finished_attempt_tells_mlflow_what_it_was(home: Path) -> None:
     assert run.data.tags["furlong.key"] == ref.key and run.data.tags["furlong.digest"] == ref.digest
     assert run.data.params["recipe.low"] == "0.0"
     assert [entry.dataset.name for entry in run.inputs.dataset_inputs] == ["samples"]
-    assert newest_run("contract_sample").data.metrics["generated_tokens"] == 7
+    assert newest_run("contract_sample").data.metrics["facts/generated_tokens"] == 7
 
 
 def newest_run(stage: str) -> Any:
@@ -239,3 +239,37 @@ def test_a_build_killed_in_the_middle_resumes_when_asked_again(home: Path, tmp_p
     assert tracking.reconcile("contract") >= 1, (
         "the killed attempt's run is still RUNNING until somebody looks"
     )
+
+
+def test_fresh_and_only_that_contradict_each_other_are_refused(home: Path) -> None:
+    both(pipeline(home))
+    fresh, only = frozenset({StageName.SAMPLE}), frozenset({StageName.SELECT})
+    with pytest.raises(ConfigError, match=r"--fresh asks for sample .* may build only select"):
+        both(pipeline(home, fresh=fresh, buildable=only))
+
+
+def test_a_moved_home_stays_a_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both(pipeline(home))
+    moved = home.with_name("moved")
+    home.rename(moved)
+    monkeypatch.setenv("FURLONG_HOME", str(moved))
+    again = pipeline(moved)
+    assert str(moved) in both(again).path
+    assert all(outcome.reused for outcome in again.outcomes)
+
+
+def test_failed_attempts_are_in_the_bill(home: Path) -> None:
+    tries: list[int] = []
+
+    def second_time_lucky(build: Build) -> Mapping[str, Any]:
+        tries.append(1)
+        time.sleep(0.3)
+        if len(tries) == 1:
+            raise JobFailed("bad luck")
+        (build.payload / "file.txt").write_text("x")
+        return {}
+
+    lucky = Stage("contract_lucky", StageName.SAMPLE, "samples", 1, second_time_lucky)
+    one = pipeline(home)
+    one.stage(lucky, sample_stage(retries=1))
+    assert one.outcomes[0].seconds > 0.55

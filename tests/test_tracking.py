@@ -65,10 +65,35 @@ def test_a_tracking_fault_costs_a_warning_and_nothing_else(
     with monkeypatch.context() as away:
         away.setattr(type(real), "log_batch", lambda *args, **kwargs: 1 / 0)
         run.metrics({"loss": 1.0}, step=1)
-    assert "could not log metrics" in caplog.text
+    run.metrics({"loss": 0.5}, step=2)
+    assert caplog.text.count("could not log metrics") == 1, "it waits before it tries again"
+    run.close("FINISHED")
+    assert run.run_id is not None
+    assert [point.value for point in real.get_metric_history(run.run_id, "loss")] == [1.0, 0.5]
+    assert real.get_run(run.run_id).info.status == "FINISHED"
+
+
+def test_a_run_that_could_not_be_opened_is_opened_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tracking.client()
+    monkeypatch.setattr(tracking, "RETRY_SECONDS", 0.0)
+    with monkeypatch.context() as away:
+        away.setattr(type(real), "create_run", lambda *args, **kwargs: 1 / 0)
+        run = TrackedRun("late", "run", {})
+        run.metrics({"loss": 1.0}, step=1)
+        assert run.run_id is None
     run.metrics({"loss": 0.5}, step=2)
     assert run.run_id is not None
     assert [point.value for point in real.get_metric_history(run.run_id, "loss")] == [1.0, 0.5]
+
+
+def test_what_the_server_refuses_does_not_block_what_follows(caplog: pytest.LogCaptureFixture) -> None:
+    run = TrackedRun("refused", "run", {})
+    run.params({"lr": 1e-5})
+    run.params({"lr": 2e-5})  # MLflow's parameters are write-once
+    run.metrics({"loss": 1.0})
+    assert "could not log parameters" in caplog.text
+    assert run.run_id is not None
+    assert tracking.client().get_run(run.run_id).data.metrics["loss"] == 1.0
 
 
 def test_no_server_at_all_still_gives_a_run_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
