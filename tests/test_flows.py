@@ -110,14 +110,22 @@ def test_mlflow_holds_the_pipeline_and_its_stages(nano: dict[str, Any]) -> None:
     assert {run.info.run_name for run in children} == set(STAGES)
     assert {run.info.status for run in children} == {"FINISHED"}
     grpo = next(run for run in children if run.info.run_name == "train_grpo")
-    assert {"reward", "loss", "zero_variance_share", "within_group_std", "reward_term/result/mean"} <= set(
-        grpo.data.metrics
-    )
+    assert {
+        "reward",
+        "loss",
+        "zero_variance_share",
+        "within_group_std",
+        "reward_term/result/mean",
+        "reward_status/correct",
+    } <= set(grpo.data.metrics)
     assert [point.step for point in client.get_metric_history(grpo.info.run_id, "zero_variance_share")] == [
         1,
         2,
     ]
-    assert grpo.data.params["resolved.loss_type"] and grpo.data.params["resolved.epsilon"]
+    assert grpo.data.params["resolved.loss_type"] == "dapo" and grpo.data.params["resolved.epsilon"] == "0.2"
+    assert grpo.data.params["resolved.advantage_std"] == "sample (n - 1), over each group"
+    assert grpo.data.params["resolved.reference_model"] == "none"
+    assert grpo.data.tags["reward.text2sql_v1.version"] == "1"
     inputs: Any = grpo.inputs
     assert {entry.dataset.name for entry in inputs.dataset_inputs} == {"model", "prompts", "databases"}
     tables = [file.path for file in client.list_artifacts(grpo.info.run_id, "tables")]
@@ -211,7 +219,7 @@ def test_a_stopped_training_is_killed_whole_and_resumes(nano: dict[str, Any]) ->
     """SIGTERM in the middle of SFT, as Prefect's cancel sends it: no orphan, a KILLED run, and the rest on rerun."""
     from prefect.settings import PREFECT_API_URL
 
-    overrides = ["--set", "sft.recipe.steps=400", "--set", "sft.runtime.save_steps=10"]
+    overrides = ["--set", "sft.recipe.steps=150", "--set", "sft.runtime.save_steps=10"]
     environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
     flow = subprocess.Popen(
         command("flows.prompt_curation", "--config", "nano", *overrides), cwd=REPOSITORY, env=environment
@@ -238,7 +246,7 @@ def test_a_stopped_training_is_killed_whole_and_resumes(nano: dict[str, Any]) ->
         env=environment,
         check=True,
     )
-    resumed = [m for m in ArtifactStore().list("train_sft") if m.request["recipe"]["steps"] == 400]
+    resumed = [m for m in ArtifactStore().list("train_sft") if m.request["recipe"]["steps"] == 150]
     assert resumed[0].attempt == 2
     second_attempt = (
         (Path(resumed[0].ref.path) / "logs" / "attempt_2" / "metrics.jsonl").read_text().splitlines()

@@ -92,8 +92,20 @@ def main(request: Request) -> None:
     )
     trainer.remove_callback(PrinterCallback)
     check_world(trainer, runtime)
-    train_and_save(trainer, request, recipe.steps)
+    train_and_save(trainer, request, recipe.steps, choices(arguments))
     reporter.result({**ledger_of(trainer).facts(), "prompts": len(rows)})
+
+
+def choices(arguments: GRPOConfig) -> dict[str, Any]:
+    """What GRPO implementations differ in and TRL 1.16 decides without an argument; read in its source."""
+    scaled = arguments.scale_rewards != "none"
+    reference = "synced" if arguments.sync_ref_model else "fixed"
+    return {
+        "advantage_std": f"sample (n - 1), over each {arguments.scale_rewards}" if scaled else "not divided",
+        "advantage_epsilon": 1e-4 if scaled else None,
+        "kl_estimator": "k3" if arguments.beta else None,
+        "reference_model": reference if arguments.beta else "none",
+    }
 
 
 def ledger_of(trainer: Any) -> GenerationLedger:

@@ -123,11 +123,14 @@ def load_model(folder: str) -> tuple[Any, Any]:
     return model, AutoTokenizer.from_pretrained(folder)
 
 
-def train_and_save(trainer: Any, request: Request, steps: int) -> None:
+def train_and_save(
+    trainer: Any, request: Request, steps: int, choices: Mapping[str, Any] | None = None
+) -> None:
     """Train from the newest whole checkpoint to the end, save into the payload, and keep the resolved arguments.
 
     An earlier attempt may have finished training and failed after it; one more `train()` would add a step, so
-    its last checkpoint is taken as it is.
+    its last checkpoint is taken as it is. `choices` are recorded beside the arguments: what was in force without
+    being an argument.
     """
     checkpoint = last_checkpoint(Path(request.work) / "checkpoints")
     if checkpoint is not None and _step_of(checkpoint) >= steps:
@@ -141,7 +144,8 @@ def train_and_save(trainer: Any, request: Request, steps: int) -> None:
     if trainer.is_world_process_zero():
         # Paths and ranks of this run; the payload's digest is to depend on the weights alone.
         (Path(request.payload) / "training_args.bin").unlink(missing_ok=True)
-        text = json.dumps(trainer.args.to_dict(), indent=2, sort_keys=True, default=str)
+        resolved = trainer.args.to_dict() | dict(choices or {})
+        text = json.dumps(resolved, indent=2, sort_keys=True, default=str)
         (Path(request.channel) / RESOLVED).write_text(text + "\n")
 
 
