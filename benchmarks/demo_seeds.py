@@ -56,6 +56,7 @@ def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
         metrics[f"gain.{name}"] = spread([run["grpo"][name] - run["sft"][name] for run in runs])
     metrics["zero_variance_share"] = spread([run["zero_variance_share"] for run in runs])
     built = [sum(stage["seconds"] for stage in run["stages"].values()) for run in runs]
+    whole = [run["wall_s"] for run in runs if not any(stage["reused"] for stage in run["stages"].values())]
     stages = {
         name: {
             "seconds": median(run["stages"][name]["seconds"] for run in runs),
@@ -64,7 +65,13 @@ def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
         for name in runs[0]["stages"]
     }
     kept = [run["prompts"]["kept"] / run["prompts"]["total"] for run in runs]
-    return {"metrics": metrics, "kept_share": spread(kept), "stage_seconds": spread(built), "stages": stages}
+    return {
+        "metrics": metrics,
+        "kept_share": spread(kept),
+        "stage_seconds": {"median": median(built), "values": built},
+        "wall_s": {"median": median(whole) if whole else None, "values": whole},
+        "stages": stages,
+    }
 
 
 def spread(values: list[float]) -> dict[str, Any]:
@@ -86,6 +93,7 @@ def show(result: dict[str, Any]) -> None:
         print(f"  {name:22} {entry['mean']:7.1%} {interval:>20}   {values}")
     print(f"  prompts kept           {result['kept_share']['mean']:7.1%}")
     print(f"  seconds of all stages  {result['stage_seconds']['values']}")
+    print(f"  wall, nothing reused   {result['wall_s']['values']}")
 
 
 def commit() -> str:
