@@ -79,6 +79,7 @@ def spread(values: list[float]) -> dict[str, Any]:
     known = len(values) > 1
     return {
         "mean": fmean(values),
+        "median": median(values),
         "low": low if known else None,
         "high": high if known else None,
         "values": values,
