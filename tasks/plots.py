@@ -13,11 +13,11 @@ LIGHT, STRONG, WARN = "#b9c6d3", "#2b6cb0", "#c05621"
 
 
 def pass_rates(histogram: Mapping[str, Sequence[float]], path: Path) -> None:
-    """Prompts by pass rate, all and kept; `histogram` holds `edges` (n + 1), `before` and `after` (n)."""
+    """Prompts by pass rate, all and kept; `histogram` holds `rates`, `before` and `after` (n each)."""
     figure, axes = _axes("Pass rate of the warm start on the curation prompts")
-    edges = histogram["edges"]
+    rates = histogram["rates"]
     for name, color, label in (("before", LIGHT, "all prompts"), ("after", STRONG, "kept")):
-        axes.bar(edges[:-1], histogram[name], width=edges[1] * 0.92, align="edge", color=color, label=label)
+        axes.bar(rates, histogram[name], width=0.9 / max(len(rates) - 1, 1), color=color, label=label)
     axes.set_xlabel("pass rate")
     axes.set_ylabel("prompts")
     axes.legend(frameon=False)

@@ -7,6 +7,7 @@ sampling and gives no gradient.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -101,14 +102,16 @@ def _in_band(recipe: SelectRecipe) -> pl.Expr:
     return above & below
 
 
-def histogram(selection: pl.DataFrame, bins: int = 10) -> dict[str, Any]:
-    """Counts of pass rates in equal bins over [0, 1], before and after selection; 1.0 is in the last bin."""
+def histogram(selection: pl.DataFrame) -> dict[str, Any]:
+    """Counts of pass rates before and after selection, by the rates that n samples can have: 0, 1/n, ... 1.
+
+    n is the largest number of trials; a rate in between (unscored samples left out) goes to the nearest.
+    """
+    levels = max(selection["trials"].max() or 1, 1)  # type: ignore[type-var]
     rates = {"before": selection["pass_rate"].drop_nulls(), "after": selection.filter("kept")["pass_rate"]}
-    counts = {
-        name: [sum(min(int(rate * bins), bins - 1) == place for rate in values) for place in range(bins)]
-        for name, values in rates.items()
-    }
-    return {"edges": [place / bins for place in range(bins + 1)], **counts}
+    places = {name: Counter(round(rate * levels) for rate in values) for name, values in rates.items()}
+    counts = {name: [found[place] for place in range(levels + 1)] for name, found in places.items()}
+    return {"rates": [place / levels for place in range(levels + 1)], **counts}
 
 
 def _spell(counts: Mapping[str, int]) -> str:
