@@ -107,7 +107,7 @@ def histogram(selection: pl.DataFrame) -> dict[str, Any]:
 
     n is the largest number of trials; a rate in between (unscored samples left out) goes to the nearest.
     """
-    levels = max(selection["trials"].max() or 1, 1)  # type: ignore[type-var]
+    levels = max([1, *selection["trials"]])
     rates = {"before": selection["pass_rate"].drop_nulls(), "after": selection.filter("kept")["pass_rate"]}
     places = {name: Counter(round(rate * levels) for rate in values) for name, values in rates.items()}
     counts = {name: [found[place] for place in range(levels + 1)] for name, found in places.items()}
