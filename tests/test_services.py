@@ -221,7 +221,7 @@ def test_both_pages_render_and_the_run_form_shows_the_parameters(rig: Rig) -> No
         for name in ("text2sql-racing", "nano", "whole", "sample", "score", "select"):
             expect(page.get_by_text(name, exact=True).first).to_be_visible()
         page.get_by_text("nano", exact=True).first.click()
-        page.get_by_role("button", name="Run").first.click()
+        page.get_by_role("button", name="Run", exact=True).first.click()
         page.get_by_text("Custom run").first.click()
         for field in ("config", "overrides", "seed", "fresh"):
             expect(page.get_by_text(field, exact=False).first).to_be_visible()
