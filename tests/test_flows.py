@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psutil
 import pytest
@@ -337,12 +338,11 @@ def test_a_bad_file_is_named_with_its_rows_and_nothing_is_committed(
 
 def test_prefect_shows_progress_report_and_the_way_to_mlflow(nano: dict[str, Any]) -> None:
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
+    flow_run = tracking.client().get_run(nano["mlflow_run_id"]).data.tags["prefect.flow_run_id"]
     with get_client(sync_client=True) as client:
-        wanted = ArtifactFilter(
-            key=ArtifactFilterKey(any_=["report", "train-grpo-progress", "sft-grpo-mlflow"])
-        )
+        wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[UUID(flow_run)]))
         artifacts = {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=wanted)}
     assert artifacts["train-grpo-progress"].data == 100
     assert nano["mlflow_run_id"] in str(artifacts["sft-grpo-mlflow"].data)
