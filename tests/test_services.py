@@ -90,6 +90,34 @@ def test_both_pages_answer_and_are_found(rig: Rig, monkeypatch: pytest.MonkeyPat
     assert rig.run("status").returncode == 0
 
 
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt install chromium)")
+def test_both_pages_render_and_the_run_form_shows_the_parameters(rig: Rig) -> None:
+    """What a person sees: every deployment, the form of one with its fields explained, and MLflow's start page."""
+    from playwright.sync_api import expect, sync_playwright
+
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        page = browser.new_page(viewport={"width": 1400, "height": 1200})
+        page.set_default_timeout(60_000)
+        expect.set_options(timeout=60_000)
+        page.goto(f"http://127.0.0.1:{rig.prefect_port}/deployments")
+        for name in ("text2sql-racing", "nano", "whole", "sample", "score", "select"):
+            expect(page.get_by_text(name, exact=True).first).to_be_visible()
+        page.get_by_text("nano", exact=True).first.click()
+        page.get_by_role("button", name="Run", exact=True).first.click()
+        page.get_by_text("Custom run").first.click()
+        for field in ("config", "overrides", "seed", "fresh"):
+            expect(page.get_by_text(field, exact=False).first).to_be_visible()
+        page.goto(f"http://127.0.0.1:{rig.mlflow_port}")
+        expect(page.get_by_text("Experiments").first).to_be_visible()
+        browser.close()
+
+
 @pytest.mark.slow
 def test_deployments_are_registered_as_written(rig: Rig) -> None:
     written = {
@@ -201,30 +229,3 @@ def wait_for(true: Callable[[], bool], seconds: float) -> None:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
-
-
-CHROMIUM = shutil.which("chromium")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt install chromium)")
-def test_both_pages_render_and_the_run_form_shows_the_parameters(rig: Rig) -> None:
-    """What a person sees: every deployment, the form of one with its fields explained, and MLflow's start page."""
-    from playwright.sync_api import expect, sync_playwright
-
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        page = browser.new_page(viewport={"width": 1400, "height": 1200})
-        page.set_default_timeout(60_000)
-        expect.set_options(timeout=60_000)
-        page.goto(f"http://127.0.0.1:{rig.prefect_port}/deployments")
-        for name in ("text2sql-racing", "nano", "whole", "sample", "score", "select"):
-            expect(page.get_by_text(name, exact=True).first).to_be_visible()
-        page.get_by_text("nano", exact=True).first.click()
-        page.get_by_role("button", name="Run", exact=True).first.click()
-        page.get_by_text("Custom run").first.click()
-        for field in ("config", "overrides", "seed", "fresh"):
-            expect(page.get_by_text(field, exact=False).first).to_be_visible()
-        page.goto(f"http://127.0.0.1:{rig.mlflow_port}")
-        expect(page.get_by_text("Experiments").first).to_be_visible()
-        browser.close()
