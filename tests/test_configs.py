@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from tasks.configs import (
@@ -109,3 +111,10 @@ def test_the_batch_is_split_exactly() -> None:
 def test_recipes_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         load_experiment("nano").grpo.recipe.beta = 1.0  # type: ignore[misc]
+
+
+def test_the_config_in_the_readme_parses() -> None:
+    readme = (CONFIG_FOLDER.parents[1] / "README.md").read_text()
+    (snippet,) = re.findall(r"```yaml\n(.*?)```", readme, flags=re.DOTALL)
+    experiment = Experiment.model_validate(yaml.safe_load(snippet))
+    assert experiment.grpo.recipe.engine == "vllm" and experiment.grpo.runtime.zero_stage == 2
