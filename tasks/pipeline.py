@@ -61,6 +61,7 @@ class Pipeline:
             inputs: role -> artifact of an earlier stage.
         """
         label = f"{stage.name}.{name}" if name else stage.name
+        name = name or stage.kind
         if any(ref.is_pending for ref in inputs.values()):
             return self._note(self._pending(stage, name, label, PENDING))
         request = self._request(stage, config, inputs)
@@ -76,7 +77,7 @@ class Pipeline:
         outcome = run_stage(
             StageUse(
                 stage=stage,
-                name=name or stage.kind,
+                name=name,
                 label=label,
                 key=key,
                 request=request,
@@ -116,13 +117,13 @@ class Pipeline:
         return request
 
     def _plan(self, stage: Stage, name: str, label: str, key: str, force: bool) -> Outcome:
-        found = None if force else self.store.find(stage.name, name or stage.kind, key)
+        found = None if force else self.store.find(stage.name, name, key)
         if found is None:
             return self._pending(stage, name, label, key)
         return Outcome(label, stage.step, found.ref, True, found.seconds, found.facts)
 
     def _pending(self, stage: Stage, name: str, label: str, key: str) -> Outcome:
-        folder = self.store.folder(stage.name, name or stage.kind, key)
+        folder = self.store.folder(stage.name, name, key)
         return Outcome(
             label, stage.step, ArtifactRef(stage.kind, stage.name, name, key, PENDING, str(folder)), False
         )

@@ -190,27 +190,21 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", *arguments]
 
 
+def dry_run(override: str) -> subprocess.CompletedProcess[str]:
+    arguments = command("flows.sft_grpo", "--config", "nano", "--set", override, "--dry-run")
+    return subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+
+
 def test_the_command_line_prints_a_plan_and_ends_in_json(nano: dict[str, Any]) -> None:
-    answer = subprocess.run(
-        command("flows.sft_grpo", "--config", "nano", "--set", "grpo.recipe.beta=0.04", "--dry-run"),
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=REPOSITORY,
-    )
+    answer = dry_run("grpo.recipe.beta=0.04")
+    assert answer.returncode == 0, answer.stderr
     rows = json.loads(answer.stdout.strip().splitlines()[-1])["plan"]
     assert [row["stage"] for row in rows] == STAGES
     assert rows[2]["action"] == "reuse" and rows[6]["action"] == "build"
 
 
 def test_a_wrong_field_ends_with_one_clear_line() -> None:
-    answer = subprocess.run(
-        command("flows.sft_grpo", "--config", "nano", "--set", "grpo.recipe.betta=1", "--dry-run"),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-    )
+    answer = dry_run("grpo.recipe.betta=1")
     assert answer.returncode == 1
     assert "grpo.recipe.betta: Extra inputs are not permitted" in answer.stderr
     assert "Traceback" not in answer.stderr

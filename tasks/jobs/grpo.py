@@ -75,7 +75,7 @@ def main(request: Request) -> None:
     tokenizer = AutoTokenizer.from_pretrained(request.inputs["model"])
     # Before the model: with ZeRO-3, loading shards the weights only once the arguments exist.
     arguments = grpo_arguments(request, longest_prompt(tokenizer, prompts["prompt"].to_list()))
-    model, tokenizer = load_model(request.inputs["model"])
+    model = load_model(request.inputs["model"])
     rows = conversational(prompts, with_completion=False)
     reward = get_reward(**request.options["reward"])
     reporter = Reporter(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from datasets import Dataset
+from transformers import AutoTokenizer
 from transformers.trainer_callback import PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -46,7 +47,8 @@ def main(request: Request) -> None:
     runtime = TrainingRuntime.model_validate(request.runtime)
     prepare_devices(runtime)
     arguments = sft_arguments(request)
-    model, tokenizer = load_model(request.inputs["model"])
+    model = load_model(request.inputs["model"])
+    tokenizer = AutoTokenizer.from_pretrained(request.inputs["model"])
     rows = conversational(read_prompts(request.inputs["prompts"], "train"), with_completion=True)
     longest = _longest_example(tokenizer, rows, arguments.max_length)
     reporter = Reporter(request)

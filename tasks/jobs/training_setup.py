@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.trainer_callback import TrainerState
 
 from tasks.configs import TrainingRuntime, gradient_accumulation
@@ -117,10 +117,9 @@ def merge_arguments(ours: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[s
     return {**ours, **extra}
 
 
-def load_model(folder: str) -> tuple[Any, Any]:
-    """Model (float32) and tokenizer of a model artifact's payload."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(folder)
+def load_model(folder: str) -> Any:
+    """The model (float32) of a model artifact's payload."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def train_and_save(
@@ -136,7 +135,7 @@ def train_and_save(
     if checkpoint is not None and _step_of(checkpoint) >= steps:
         trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         if trainer.is_world_process_zero():
-            load_model(str(checkpoint))[0].save_pretrained(request.payload)
+            load_model(str(checkpoint)).save_pretrained(request.payload)
             trainer.processing_class.save_pretrained(request.payload)
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
