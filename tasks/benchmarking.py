@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from data.pass_rate import mean_interval, pass_at_k, wilson
 from rewards.base import Status
-from tasks.configs import BenchmarkRecipe, StageName
+from tasks.configs import StageName
+from tasks.recipes import BenchmarkRecipe
 from tasks.rewarding import open_reward
 from tasks.scoring import score_table, status_shares
 from tasks.stage import Build, Stage

@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from data.artifacts import digest_of, digest_path
 from rewards.base import Status
-from tasks.configs import (
-    ConfigError,
-    ModelRecipe,
-    PromptsRecipe,
-    RacingSource,
-    StageName,
-    TableSource,
-    TinyModel,
-)
+from tasks.configs import ConfigError, StageName
 from tasks.launch import REPOSITORY
+from tasks.recipes import ModelRecipe, PromptsRecipe, RacingSource, TableSource, TinyModel
 from tasks.stage import Build, Stage
 
 if TYPE_CHECKING:

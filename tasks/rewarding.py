@@ -7,7 +7,8 @@ from typing import Any
 
 from data.artifacts import ArtifactRef
 from rewards.base import Reward, RewardIdentity
-from tasks.configs import ConfigError, RewardSpec
+from tasks.configs import ConfigError
+from tasks.recipes import RewardSpec
 
 
 def reward_arguments(spec: RewardSpec, prompts: ArtifactRef) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.configs import SampleRecipe, StageName
+from tasks.configs import StageName
+from tasks.recipes import SampleRecipe
 from tasks.stage import Build, Stage
 
 

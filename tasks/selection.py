@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from data.pass_rate import wilson
 from rewards.base import Status
-from tasks.configs import ConfigError, SelectRecipe, StageName
+from tasks.configs import ConfigError, StageName
+from tasks.recipes import SelectRecipe
 from tasks.stage import Build, Stage
 
 if TYPE_CHECKING:

@@ -20,11 +20,12 @@ from prefect.states import Completed
 
 from data.artifacts import ArtifactKind, ArtifactRef, Manifest
 from data.store import ArtifactStore, Partial
-from tasks.configs import Experiment, Frozen, Runtime, StageName
+from tasks.configs import Experiment, StageName
 from tasks.console import Console, flow_run_id, flow_run_is_cancelled, prefect_tags
 from tasks.jobs.protocol import Request
 from tasks.launch import Listener, run_job
 from tasks.provenance import git_commit, package_versions
+from tasks.recipes import Frozen, Runtime
 from tasks.tracking import TrackedRun, log_manifest, log_tables
 
 SECONDS = "seconds"

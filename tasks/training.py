@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.configs import ConfigError, GrpoRecipe, StageName, TrainingRuntime
+from tasks.configs import ConfigError, StageName
 from tasks.jobs.protocol import METRICS, RESOLVED
+from tasks.recipes import GrpoRecipe, TrainingRuntime
 from tasks.rewarding import reward_arguments
 from tasks.stage import Build, Stage
 

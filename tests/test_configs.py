@@ -9,14 +9,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from tasks.configs import (
-    CONFIG_FOLDER,
-    ConfigError,
-    Experiment,
-    TrainingRuntime,
-    gradient_accumulation,
-    load_experiment,
-)
+from tasks.configs import CONFIG_FOLDER, ConfigError, Experiment, load_experiment
+from tasks.recipes import TrainingRuntime, gradient_accumulation
 
 SHIPPED = sorted(file.stem for file in CONFIG_FOLDER.glob("*.yaml"))
 

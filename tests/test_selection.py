@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from data.schemas import SelectionTable, check_table
-from tasks.configs import SelectRecipe
+from tasks.recipes import SelectRecipe
 from tasks.selection import histogram, select
 
 

@@ -18,9 +18,9 @@ from transformers import (
     set_seed,
 )
 
-from tasks.configs import ModelRecipe, PretrainedModel, TinyModel
 from tasks.jobs.prompt_rows import read_prompts
 from tasks.jobs.protocol import Reporter, Request, run
+from tasks.recipes import ModelRecipe, PretrainedModel, TinyModel
 
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
 CHAT_TEMPLATE = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tasks.configs import GrpoRuntime, TrainingRuntime
 from tasks.jobs.grpo import grpo_arguments
 from tasks.jobs.protocol import Reporter, Request, run
 from tasks.jobs.sft import sft_arguments
+from tasks.recipes import GrpoRuntime, TrainingRuntime
 
 
 def main(request: Request) -> None:

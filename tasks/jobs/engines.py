@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from transformers import GenerationConfig
 
-from tasks.configs import SamplingRuntime
 from tasks.jobs.prompt_rows import user_message
+from tasks.recipes import SamplingRuntime
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
 
 from rewards.registry import get_reward
-from tasks.configs import GrpoRecipe, GrpoRuntime
 from tasks.jobs.callbacks import GenerationLedger, ReportToParent
 from tasks.jobs.group_trainer import GroupTrainer, TrackedReward
 from tasks.jobs.prompt_rows import conversational, longest_prompt, read_prompts
@@ -24,6 +23,7 @@ from tasks.jobs.training_setup import (
     prepare_devices,
     train_and_save,
 )
+from tasks.recipes import GrpoRecipe, GrpoRuntime
 
 
 def grpo_arguments(request: Request, longest_prompt: int = 512) -> GRPOConfig:

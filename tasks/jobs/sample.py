@@ -15,10 +15,10 @@ from transformers import AutoTokenizer
 
 from data.artifacts import stable_hash
 from data.schemas import SampleTable, write_table
-from tasks.configs import SamplingRuntime
 from tasks.jobs.engines import Draw, GenerationEngine, open_engine
 from tasks.jobs.prompt_rows import longest_prompt, read_prompts
 from tasks.jobs.protocol import Reporter, Request, run
+from tasks.recipes import SamplingRuntime
 
 
 def main(request: Request) -> None:

@@ -9,7 +9,6 @@ from transformers import AutoTokenizer
 from transformers.trainer_callback import PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
-from tasks.configs import SftRecipe, TrainingRuntime
 from tasks.jobs.callbacks import ReportToParent
 from tasks.jobs.prompt_rows import conversational, read_prompts
 from tasks.jobs.protocol import Reporter, Request, run
@@ -21,6 +20,7 @@ from tasks.jobs.training_setup import (
     prepare_devices,
     train_and_save,
 )
+from tasks.recipes import SftRecipe, TrainingRuntime
 
 MAX_CUT_SHARE = 0.01
 

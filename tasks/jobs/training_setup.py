@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.trainer_callback import TrainerState
 
-from tasks.configs import TrainingRuntime, gradient_accumulation
 from tasks.jobs.protocol import RESOLVED, Request
+from tasks.recipes import TrainingRuntime, gradient_accumulation
 
 
 def prepare_devices(runtime: TrainingRuntime) -> None:

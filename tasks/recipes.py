@@ -1,0 +1,303 @@
+"""What each stage builds (its recipe) and where and how (its runtime): the fields of an experiment's YAML.
+
+A recipe is part of the artifact's key, a runtime never is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+LearningRate = Annotated[float, Field(gt=0, lt=1)]
+Engine = Literal["transformers", "vllm"]
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+# --------------------------------------------------------------------------------------------- runtimes
+
+
+class Runtime(Frozen):
+    """Where and how a stage runs."""
+
+    retries: Annotated[int, Field(ge=0, le=10)] = 0
+    """How often a failed attempt is repeated; it resumes from what the failed one left."""
+    timeout_s: PositiveInt | None = None
+    """A job still running after this many seconds is ended and fails. None: no limit."""
+    environment: dict[str, str] = {}
+    """Extra environment variables of the job (never hyper-parameters)."""
+
+
+class SamplingRuntime(Runtime):
+    """How completions are generated."""
+
+    engine_arguments: dict[str, Any] = {}
+    """Passed to vLLM's `LLM(...)`, for example `gpu_memory_utilization` or `tensor_parallel_size`."""
+
+    @model_validator(mode="after")
+    def _nothing_that_decides_the_result(self) -> SamplingRuntime:
+        deciding = sorted(
+            self.engine_arguments.keys() & {"dtype", "quantization", "speculative_config", "seed"}
+        )
+        if deciding:
+            raise ValueError(
+                f"engine_arguments may not set {', '.join(deciding)}: runtime is no part of the key, and these "
+                f"change what is generated; give the model artifact the dtype or quantization instead"
+            )
+        return self
+
+
+class TrainingRuntime(Runtime):
+    """How a training stage is spread over devices."""
+
+    ranks: PositiveInt = 1
+    """Processes started through torchrun on this machine."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    """DeepSpeed ZeRO stage; None trains without DeepSpeed."""
+    per_device_batch_size: PositiveInt | None = None
+    """Completions (GRPO) or examples (SFT) a rank forwards at once. None: the whole batch divided by ranks."""
+    gradient_checkpointing: bool = False
+    save_steps: PositiveInt = 50
+    """Optimizer steps between checkpoints to resume from."""
+
+
+class GrpoRuntime(TrainingRuntime):
+    vllm_gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of device memory for the colocated vLLM engine's weights and cache."""
+    vllm_tensor_parallel_size: PositiveInt = 1
+
+
+# ---------------------------------------------------------------------------------------------- recipes
+
+
+class RacingSource(Frozen):
+    """The built-in horse-racing Text2SQL task (`data/racing/`)."""
+
+    kind: Literal["racing"] = "racing"
+    train: PositiveInt = 5000
+    """Demonstrations for SFT."""
+    curation: PositiveInt = 600
+    """Prompts that are sampled, scored and selected for GRPO."""
+    heldout: PositiveInt = 300
+    """Prompts of the benchmark; disjoint from the others by text and by gold SQL."""
+    mistake_share: Share = 0.2
+    """Mean share of demonstrations of a template that carry a realistic mistake."""
+    flipped_share: Share = 0.62
+    """The same share in the templates where the mistake is the commoner variant."""
+    flipped_templates: Share = 1 / 3
+    """Share of the templates where the mistake is the commoner variant."""
+
+
+class TableSource(Frozen):
+    """Any JSONL, Parquet or CSV file, or a Hub data set, with a folder of SQLite databases."""
+
+    kind: Literal["table"]
+    location: str
+    """A file, or a Hub data set id."""
+    database_root: Path
+    """Folder with `<db_id>.sqlite` or `<db_id>/<db_id>.sqlite`."""
+    revision: str | None = None
+    """Hub revision, required for the Hub (a commit, so that the key is stable)."""
+    hub_split: str = "train"
+    columns: dict[str, str] = {"prompt": "question", "solution": "gold_sql", "db_id": "db_id"}
+    """Our column -> the data set's column; `completion` and `split` are optional."""
+    prompt_template: str = "{schema}\n\n{question}"
+    train: Share = 0.4
+    curation: Share = 0.3
+    heldout: Share = 0.3
+    licence: str | None = None
+    """Licence of the data; None takes what the Hub states."""
+
+    @model_validator(mode="after")
+    def _shares_sum_to_one(self) -> TableSource:
+        if abs(self.train + self.curation + self.heldout - 1) > 1e-9:
+            total = self.train + self.curation + self.heldout
+            raise ValueError(f"train + curation + heldout is {total:g}; the split shares must sum to 1")
+        return self
+
+
+class PromptsRecipe(Frozen):
+    """Which prompts there are, and how they are split."""
+
+    source: Annotated[RacingSource | TableSource, Field(discriminator="kind")] = RacingSource()
+    data_seed: int | None = None
+    """Seed of generation and splits. None: the run's seed."""
+    max_suspect_gold_share: Share = 0.5
+    """The stage fails when a larger share of golds does not score 1.0 against itself."""
+
+
+class TinyModel(Frozen):
+    """A Qwen3-architecture model and a byte-level BPE built from the training text, both from scratch."""
+
+    kind: Literal["tiny"] = "tiny"
+    vocab_size: Annotated[int, Field(ge=300)] = 800
+    hidden_size: PositiveInt = 192
+    layers: PositiveInt = 4
+    heads: PositiveInt = 4
+    kv_heads: PositiveInt = 2
+    intermediate_size: PositiveInt = 576
+    max_position_embeddings: PositiveInt = 512
+    initializer_range: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Standard deviation of the initial weights. With Qwen3's 0.02 a model this narrow learns to copy much later."""
+
+
+class PretrainedModel(Frozen):
+    """A Hub id with revision, or a local folder in the transformers format."""
+
+    kind: Literal["pretrained"]
+    id: str
+    revision: str | None = None
+
+
+class ModelRecipe(Frozen):
+    """The model before any training of ours."""
+
+    source: Annotated[TinyModel | PretrainedModel, Field(discriminator="kind")] = TinyModel()
+
+
+class SftRecipe(Frozen):
+    """Warm start: completion-only cross-entropy on the demonstrations (TRL SFTTrainer)."""
+
+    steps: PositiveInt = 400
+    batch_size: PositiveInt = 32
+    """Examples an optimizer step, over all ranks."""
+    learning_rate: LearningRate = 2e-3
+    lr_scheduler: str = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 20
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    max_length: PositiveInt | None = None
+    """Longest prompt plus completion, in tokens. TRL cuts longer ones, and the stage refuses more than 1 % of
+    those. None cuts nothing."""
+    bf16: bool = False
+    """Train in bfloat16 autocast (GPU)."""
+    trl: dict[str, Any] = {}
+    """Further arguments of TRL's SFTConfig, checked against its own class by `--dry-run`."""
+
+
+class SampleRecipe(Frozen):
+    """Completions drawn from the policy whose pass rate is wanted."""
+
+    engine: Engine = "transformers"
+    samples_per_prompt: PositiveInt = 8
+    shard_size: PositiveInt = 64
+    """Prompts generated together, under a seed of their own. A finished shard survives a crash."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_completion_length: PositiveInt = 80
+    """Tokens."""
+
+
+class ScoreRecipe(Frozen):
+    """Scores of stored samples by the experiment's reward."""
+
+    max_unscored_share: Share = 0.2
+    """The stage fails when a larger share of samples has no score."""
+
+
+class SelectRecipe(Frozen):
+    """The band of pass rates that GRPO trains on."""
+
+    low: Share = 0.0
+    high: Share = 1.0
+    low_closed: bool = False
+    """Whether a pass rate equal to `low` is kept; False drops unsolved prompts when `low` is 0."""
+    high_closed: bool = False
+    """Whether a pass rate equal to `high` is kept; False drops solved prompts when `high` is 1."""
+
+    @model_validator(mode="after")
+    def _band_is_not_empty(self) -> SelectRecipe:
+        if self.low > self.high or (self.low == self.high and not (self.low_closed and self.high_closed)):
+            raise ValueError(f"the band from {self.low} to {self.high} is empty; low must be below high")
+        return self
+
+
+class GrpoRecipe(Frozen):
+    """Group-relative policy optimisation (TRL GRPOTrainer)."""
+
+    engine: Engine = "transformers"
+    """Who generates: the training model itself, or a colocated vLLM engine."""
+    steps: PositiveInt = 40
+    batch_size: PositiveInt = 128
+    """Completions an optimizer step, over all ranks."""
+    num_generations: Annotated[int, Field(ge=2)] = 8
+    """Group size G."""
+    learning_rate: LearningRate = 2e-4
+    lr_scheduler: str = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    beta: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL term; 0 keeps no reference model in memory."""
+    epsilon: Annotated[float, Field(gt=0)] = 0.2
+    epsilon_high: Annotated[float, Field(gt=0)] | None = None
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"] = "dapo"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    num_iterations: PositiveInt = 1
+    """Optimizer passes over each batch of completions."""
+    mask_truncated_completions: bool = False
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_completion_length: PositiveInt = 80
+    """Tokens."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    bf16: bool = False
+    """Train in bfloat16 autocast (GPU)."""
+    max_unscored_share: Share = 0.2
+    """The stage fails when a larger share of its completions has no score."""
+    completions_every: PositiveInt = 10
+    """Steps between tables of completions with their scores."""
+    trl: dict[str, Any] = {}
+    """Further arguments of TRL's GRPOConfig, checked against its own class by `--dry-run`."""
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> GrpoRecipe:
+        if self.batch_size % self.num_generations:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of num_generations {self.num_generations}; "
+                f"batches count completions and must hold whole groups"
+            )
+        return self
+
+
+class BenchmarkRecipe(Frozen):
+    """Held-out evaluation: one greedy completion a prompt, and k sampled ones."""
+
+    engine: Engine = "transformers"
+    k: Annotated[int, Field(ge=2)] = 8
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_completion_length: PositiveInt = 80
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    shard_size: PositiveInt = 64
+    """Prompts generated together, under a seed of their own."""
+
+
+class ReportRecipe(Frozen):
+    """The report has nothing to choose."""
+
+
+class RewardSpec(Frozen):
+    """The reward version; the same object serves curation, GRPO and the benchmark."""
+
+    name: str = "text2sql_v1"
+    params: dict[str, Any] = {}
+
+
+def gradient_accumulation(batch_size: int, runtime: TrainingRuntime, stage: str) -> tuple[int, int]:
+    """(per-device batch, accumulation steps) whose product with the ranks is exactly `batch_size`.
+
+    Raises:
+        ValueError: when ranks and per-device batch do not divide the batch.
+    """
+    per_device = runtime.per_device_batch_size or max(1, batch_size // runtime.ranks)
+    at_once = per_device * runtime.ranks
+    if batch_size % at_once:
+        raise ValueError(
+            f"{stage}: batch_size {batch_size} is not a multiple of ranks {runtime.ranks} x per_device_batch_size "
+            f"{per_device} = {at_once}; change one of the three"
+        )
+    return per_device, batch_size // at_once
