@@ -1,6 +1,6 @@
 """The tables that stages hand to each other, each with its rules, and how they are read and written.
 
-Five kinds of file, one place: prompts, samples, scores, selection. Every rule is checked when a table
+Prompts, samples, stops, scores, selection: one place. Every rule is checked when a table
 is read and when it is written, so a bad row is found where it arose and named with its file.
 
 Not covered: rules between tables (whether each sample has its prompt), which the stages check.
@@ -19,7 +19,20 @@ from pandera.api.polars.types import PolarsData
 SPLITS = ("train", "curation", "heldout")
 GOLD_STATUSES = ("ok", "suspect_gold")
 FINISH_REASONS = ("stop", "length")
-LABELS = ("solved", "unsolved", "mixed", "unscored", "suspect_gold")
+STOP_RULES = ("fixed", "mixed", "cap", "budget")
+LABELS = ("mixed", "solved", "unsolved_so_far", "truncated", "unscored", "suspect_gold")
+REASONS = (
+    "kept",
+    "suspect_gold",
+    "unscored",
+    "truncated",
+    "below_band",
+    "above_band",
+    "near_duplicate",
+    "source_quota",
+    "difficulty_quota",
+    "target_size",
+)
 
 _SHOWN = 5  # rows named in an error: enough to see the pattern, few enough to read
 _VALUE_LENGTH = 60  # characters of a value shown in an error
@@ -59,15 +72,16 @@ def _successes_fit(data: PolarsData) -> pl.LazyFrame:
     return data.lazyframe.select((pl.col("successes") <= scored) & (scored >= 0))
 
 
-def _interval_holds_rate(data: PolarsData) -> pl.LazyFrame:
-    slack = 1e-9  # the bounds of Wilson's interval at 0 and 1 are off by rounding
-    rate = pl.col("pass_rate")
+def _interval_holds_estimate(data: PolarsData) -> pl.LazyFrame:
+    slack = 1e-9
+    rate = pl.col("pass_rate_estimate")
     inside = (pl.col("pass_rate_low") <= rate + slack) & (rate <= pl.col("pass_rate_high") + slack)
     return data.lazyframe.select(inside.fill_null(True))
 
 
 #: One row a prompt. `prompt` is the user message the model sees, `completion` the demonstration
-#: (null where there is none), `solution` the gold SQL, `source` a template or a data set.
+#: (null where there is none), `solution` the gold, `db_id` the database of a SQL gold (null for other tasks),
+#: `source` a template or a data set, `cluster` the prompt_id that stands for its near-duplicates (its own if alone).
 PromptTable = pa.DataFrameSchema(
     {
         "prompt_id": pa.Column(pl.String, _FILLED, unique=True),
@@ -75,15 +89,17 @@ PromptTable = pa.DataFrameSchema(
         "prompt": _text(),
         "completion": pa.Column(pl.String, _FILLED, nullable=True),
         "solution": _text(),
-        "db_id": _text(),
+        "db_id": pa.Column(pl.String, _FILLED, nullable=True),
         "source": _text(),
         "gold_status": _text(pa.Check.isin(GOLD_STATUSES)),
+        "cluster": _text(),
     },
     name="PromptTable",
     strict=True,
 )
 
-#: One row a completion; `sample_index` counts from 0 within a prompt. Empty completions are real.
+#: One row a completion; `sample_index` counts from 0 within a prompt and with `prompt_id` and the run's seed
+#: gives `seed`. Empty completions are real. `truncated`: cut at the length limit.
 SampleTable = pa.DataFrameSchema(
     {
         "prompt_id": _text(),
@@ -91,10 +107,24 @@ SampleTable = pa.DataFrameSchema(
         "completion": pa.Column(pl.String),
         "completion_tokens": _count(),
         "finish_reason": _text(pa.Check.isin(FINISH_REASONS)),
+        "truncated": pa.Column(pl.Boolean),
+        "seed": _count(),
     },
     name="SampleTable",
     strict=True,
     unique=["prompt_id", "sample_index"],
+)
+
+#: One row a sampled prompt: how many completions it got, and why there are no more. `fixed`: the plan draws
+#: the same number for all; `mixed`: decided; `cap` and `budget`: undecided when the cap or a total was reached.
+StopTable = pa.DataFrameSchema(
+    {
+        "prompt_id": pa.Column(pl.String, _FILLED, unique=True),
+        "trials": _count(),
+        "stop_rule": _text(pa.Check.isin(STOP_RULES)),
+    },
+    name="StopTable",
+    strict=True,
 )
 
 #: One row a scored completion; a null score means unscored. `term_<name>` columns are free.
@@ -105,6 +135,7 @@ ScoreTable = pa.DataFrameSchema(
         "score": pa.Column(pl.Float64, _FINITE, nullable=True),
         "status": _text(),
         "detail": pa.Column(pl.String),
+        "truncated": pa.Column(pl.Boolean),
         "^term_.+$": pa.Column(pl.Float64, _FINITE, nullable=True, required=False, regex=True),
     },
     name="ScoreTable",
@@ -112,25 +143,34 @@ ScoreTable = pa.DataFrameSchema(
     unique=["prompt_id", "sample_index"],
 )
 
-#: One row a prompt: pass rate with its interval, what the prompt counts as, whether it is kept.
-#: `trials` counts all samples, `unscored` those of them without a score.
+#: One row a prompt: what its completions showed, what it counts as, and why it is kept or dropped.
+#: `trials` counts all samples, `unscored` those without a score, `truncated` those cut at the length limit.
+#: `pass_rate` is successes / scored; after an early stop it is biased, and `pass_rate_estimate` with
+#: `pass_rate_low` and `pass_rate_high` is not misled by the stop rule (`data.pass_rate`). `weight` is how often
+#: GRPO sees a kept prompt, relative to the others; 0 when dropped.
 SelectionTable = pa.DataFrameSchema(
     {
         "prompt_id": pa.Column(pl.String, _FILLED, unique=True),
         "source": _text(),
+        "cluster": _text(),
         "trials": _count(),
         "unscored": _count(),
+        "truncated": _count(),
         "successes": _count(),
+        "stop_rule": pa.Column(pl.String, pa.Check.isin(STOP_RULES), nullable=True),
         "pass_rate": _rate(),
+        "pass_rate_estimate": _rate(),
         "pass_rate_low": _rate(),
         "pass_rate_high": _rate(),
         "mean_score": pa.Column(pl.Float64, _FINITE, nullable=True),
         "label": _text(pa.Check.isin(LABELS)),
         "kept": pa.Column(pl.Boolean),
+        "reason": _text(pa.Check.isin(REASONS)),
+        "weight": pa.Column(pl.Float64, [_FINITE, pa.Check.ge(0)]),
     },
     checks=[
         pa.Check(_successes_fit, name="successes <= trials - unscored"),
-        pa.Check(_interval_holds_rate, name="pass_rate_low <= pass_rate <= pass_rate_high"),
+        pa.Check(_interval_holds_estimate, name="pass_rate_low <= pass_rate_estimate <= pass_rate_high"),
     ],
     name="SelectionTable",
     strict=True,

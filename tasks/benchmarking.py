@@ -44,7 +44,7 @@ def run_benchmark(build: Build) -> Mapping[str, Any]:
     )
     prompts = build.inputs["prompts"]
     table = read_table(prompts.payload / "prompts.parquet", PromptTable)
-    reward = open_reward(build.experiment.reward, prompts)
+    reward = open_reward(build.reward, prompts)
     scores = {}
     for name in ("greedy", "samples"):
         drawn = read_table(build.payload / f"{name}.parquet", SampleTable)

@@ -29,6 +29,7 @@ from tasks.recipes import (
     ScoreRecipe,
     SelectRecipe,
     SftRecipe,
+    StalenessRecipe,
     TrainingRuntime,
     gradient_accumulation,
 )
@@ -50,6 +51,7 @@ class StageName(StrEnum):
     SCORE = "score"
     SELECT = "select"
     GRPO = "grpo"
+    STALENESS = "staleness"
     BENCHMARK = "benchmark"
     REPORT = "report"
 
@@ -94,6 +96,11 @@ class BenchmarkStage(Frozen):
     runtime: SamplingRuntime = SamplingRuntime()
 
 
+class StalenessStage(Frozen):
+    recipe: StalenessRecipe = StalenessRecipe()
+    runtime: SamplingRuntime = SamplingRuntime()
+
+
 class ReportStage(Frozen):
     recipe: ReportRecipe = ReportRecipe()
     runtime: Runtime = Runtime()
@@ -115,6 +122,7 @@ class Experiment(Frozen):
     score: ScoreStage = ScoreStage()
     select: SelectStage = SelectStage()
     grpo: GrpoStage = GrpoStage()
+    staleness: StalenessStage = StalenessStage()
     benchmark: BenchmarkStage = BenchmarkStage()
     report: ReportStage = ReportStage()
 

@@ -17,6 +17,7 @@ from tasks.configs import ConfigError, Experiment, StageName, load_experiment
 from tasks.jobs.protocol import Request
 from tasks.launch import Listener, run_job
 from tasks.provenance import git_commit, package_versions
+from tasks.recipes import RewardSpec
 from tasks.rewarding import reward_identity
 from tasks.stage import Outcome, Stage, StageConfig, StageUse, run_stage
 from tasks.tracking import TrackedRun, reconcile, reward_tags
@@ -38,7 +39,6 @@ class Pipeline:
         seed: int,
         fresh: frozenset[StageName] = frozenset(),
         parent: TrackedRun | None = None,
-        reward: RewardIdentity,
         buildable: frozenset[StageName] = frozenset(StageName),
     ) -> None:
         self.experiment = experiment
@@ -48,23 +48,31 @@ class Pipeline:
         self.outcomes: list[Outcome] = []
         self._fresh = fresh
         self.buildable = buildable
-        self._reward = reward
         self._forced: set[str] = set()
 
     def stage(
-        self, stage: Stage, config: StageConfig, *, name: str = "", **inputs: ArtifactRef
+        self,
+        stage: Stage,
+        config: StageConfig,
+        *,
+        name: str = "",
+        reward: RewardSpec | None = None,
+        **inputs: ArtifactRef,
     ) -> ArtifactRef:
         """Reuse or build one stage.
 
         Args:
             name: tells several uses of one stage apart; empty for a single use.
+            reward: judges instead of the experiment's own reward.
             inputs: role -> artifact of an earlier stage.
         """
         label = f"{stage.name}.{name}" if name else stage.name
         name = name or stage.kind
         if any(ref.is_pending for ref in inputs.values()):
             return self._note(self._pending(stage, name, label, PENDING))
-        request = self._request(stage, config, inputs)
+        spec = reward or self.experiment.reward
+        identity = reward_identity(spec) if stage.rewarded else None
+        request = self._request(stage, config, inputs, identity)
         key = stable_hash(request)
         force = stage.step in self._fresh or any(ref.key in self._forced for ref in inputs.values())
         if self.parent is None:
@@ -84,12 +92,13 @@ class Pipeline:
                 config=config,
                 inputs=inputs,
                 experiment=self.experiment,
+                reward=spec,
                 seed=self.seed,
                 store=self.store,
                 parent=self.parent,
                 force=force,
                 may_build=stage.step in self.buildable,
-                tags=reward_tags(self._reward.as_dict()) if stage.rewarded else {},
+                tags=reward_tags(identity.as_dict()) if identity else {},
             )
         )
         if force:
@@ -101,7 +110,11 @@ class Pipeline:
         return outcome.ref
 
     def _request(
-        self, stage: Stage, config: StageConfig, inputs: Mapping[str, ArtifactRef]
+        self,
+        stage: Stage,
+        config: StageConfig,
+        inputs: Mapping[str, ArtifactRef],
+        reward: RewardIdentity | None,
     ) -> dict[str, Any]:
         request: dict[str, Any] = {
             "stage": stage.name,
@@ -111,9 +124,9 @@ class Pipeline:
         }
         if stage.seeded:
             request["seed"] = self.seed
-        if stage.rewarded:
-            request["rewards"] = [f"{self._reward.name}@{self._reward.version}+{self._reward.digest}"]
-            request["reward_params"] = dict(self._reward.params)
+        if reward is not None:
+            request["rewards"] = [f"{reward.name}@{reward.version}+{reward.digest}"]
+            request["reward_params"] = dict(reward.params)
         return request
 
     def _plan(self, stage: Stage, name: str, label: str, key: str, force: bool) -> Outcome:
@@ -155,9 +168,7 @@ def open_pipeline(
     console.publish_markdown(
         f"{flow}-mlflow", f"MLflow run: [{parent.run_id}]({parent.link})", "Where this flow run is tracked"
     )
-    pipeline = Pipeline(
-        experiment, seed=seed, fresh=frozenset(fresh), parent=parent, reward=identity, buildable=buildable
-    )
+    pipeline = Pipeline(experiment, seed=seed, fresh=frozenset(fresh), parent=parent, buildable=buildable)
     try:
         yield pipeline
     except Exception:
@@ -226,7 +237,6 @@ def plan(
         experiment,
         seed=seed,
         fresh=frozenset(fresh),
-        reward=reward_identity(experiment.reward),
         buildable=buildable,
     )
     wiring(pipeline)

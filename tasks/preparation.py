@@ -84,7 +84,7 @@ def _mark_suspect_golds(build: Build, table: pl.DataFrame) -> pl.DataFrame:
 
     from rewards.registry import get_reward
 
-    spec = build.experiment.reward
+    spec = build.reward
     reward = get_reward(spec.name, database_root=str(build.payload / "databases"), **spec.params)
     results = reward.check_golds(table["solution"].to_list(), table["db_id"].to_list())
     broken = [result for result in results if result.status is Status.VERIFIER_ERROR]

@@ -14,6 +14,9 @@ PositiveInt = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 LearningRate = Annotated[float, Field(gt=0, lt=1)]
 Engine = Literal["transformers", "vllm"]
+"""Who generates inside a training job."""
+SamplingEngine = Literal["transformers", "vllm", "server"]
+"""Who generates for curation and benchmarks; `server` is any OpenAI-compatible vLLM server."""
 
 
 class Frozen(BaseModel):
@@ -39,6 +42,16 @@ class SamplingRuntime(Runtime):
 
     engine_arguments: dict[str, Any] = {}
     """Passed to vLLM's `LLM(...)`, for example `gpu_memory_utilization` or `tensor_parallel_size`."""
+    batch_size: PositiveInt | None = None
+    """Completions handed to the engine, and made safe on disk, at once; a kill loses at most these. None takes the
+    engine's own: 256 for transformers, 2048 for vLLM and for a server."""
+    shards: PositiveInt = 1
+    """Jobs that share the prompts. More than one needs `ray_address` and a recipe without a total budget."""
+    ray_address: str | None = None
+    """Where the shards run: `local` starts Ray on this machine, `auto` or `ray://host:port` joins a cluster that shares
+    `$FURLONG_HOME`. None runs without Ray."""
+    server_urls: list[str] = []
+    """Replicas of the vLLM server, such as `http://127.0.0.1:8000/v1`; each must serve this policy."""
 
     @model_validator(mode="after")
     def _nothing_that_decides_the_result(self) -> SamplingRuntime:
@@ -122,10 +135,53 @@ class TableSource(Frozen):
         return self
 
 
+class QuestionSource(Frozen):
+    """Questions with a gold answer and no database, such as GSM8K: JSONL, Parquet, CSV, or a Hub data set."""
+
+    kind: Literal["questions"]
+    location: str
+    """A file, or a Hub data set id."""
+    heldout_location: str | None = None
+    """A second file (or the Hub data set's split of this name) that is the held-out split as a whole."""
+    revision: str | None = None
+    """Hub revision, required for the Hub (a commit, so that the key is stable)."""
+    hub_split: str = "train"
+    columns: dict[str, str] = {"prompt": "question", "solution": "answer"}
+    """Our column -> the data set's column; `completion` and `split` are optional."""
+    prompt_template: str = "{question}"
+    train: Share = 0.4
+    curation: Share = 0.3
+    heldout: Share = 0.3
+    """Share of `location` that is held out; 0 with a `heldout_location`."""
+    limit: PositiveInt | None = None
+    """Rows read from each location, the first ones; None reads all."""
+    licence: str | None = None
+    """Licence of the data; None takes what the Hub states."""
+
+
+class HygieneRecipe(Frozen):
+    """What prompts have to be before anything is sampled: no leaks, duplicates found, no personal data."""
+
+    near_duplicate: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Questions whose estimated Jaccard similarity of word 3-grams reaches this share one cluster; `select` can cap
+    how many of a cluster are kept."""
+    leak_ngram: Annotated[int, Field(ge=3)] = 13
+    """A question to train on that shares this many consecutive words with a held-out question is a leak."""
+    on_leak: Literal["refuse", "remove"] = "refuse"
+    """`remove` drops the leaking rows from train and curation and counts them."""
+    heldout_files: list[Path] = []
+    """Further held-out sets (JSONL, Parquet or CSV with a `question` or `prompt` column) that nothing may leak from."""
+    anonymise: bool = False
+    """Replace e-mail addresses, phone numbers, card numbers and the like before anything is stored."""
+
+
 class PromptsRecipe(Frozen):
     """Which prompts there are, and how they are split."""
 
-    source: Annotated[RacingSource | TableSource, Field(discriminator="kind")] = RacingSource()
+    source: Annotated[RacingSource | TableSource | QuestionSource, Field(discriminator="kind")] = (
+        RacingSource()
+    )
+    hygiene: HygieneRecipe = HygieneRecipe()
     data_seed: int | None = None
     """Seed of generation and splits. None: the run's seed."""
     max_suspect_gold_share: Share = 0.5
@@ -181,16 +237,38 @@ class SftRecipe(Frozen):
 
 
 class SampleRecipe(Frozen):
-    """Completions drawn from the policy whose pass rate is wanted."""
+    """Completions drawn from the policy whose pass rate is wanted, a few for all prompts, more for undecided ones.
 
-    engine: Engine = "transformers"
-    samples_per_prompt: PositiveInt = 8
-    shard_size: PositiveInt = 64
-    """Prompts generated together, under a seed of their own. A finished shard survives a crash."""
+    A prompt is decided once it has both a correct and an incorrect completion (`mixed`). `first_samples` equal to
+    `max_samples` draws a fixed number for every prompt.
+    """
+
+    policy: str = "sft"
+    """Whose pass rate: `base` (before training), `sft` (the warm start), or the path of any checkpoint: a model
+    artifact or a model folder."""
+    engine: SamplingEngine = "transformers"
+    first_samples: PositiveInt = 4
+    """Completions of every prompt in the first phase."""
+    more_samples: PositiveInt = 4
+    """Completions of every prompt that is still undecided, in each later phase."""
+    max_samples: PositiveInt = 16
+    """Cap: an undecided prompt with so many completions is left as it is."""
+    max_total_samples: PositiveInt | None = None
+    """Budget of completions over all prompts; None has no limit."""
+    max_total_tokens: PositiveInt | None = None
+    """Budget of completion tokens over all prompts; the batch that reaches it is finished. None has no limit."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_completion_length: PositiveInt = 80
     """Tokens."""
+
+    @model_validator(mode="after")
+    def _phases_fit(self) -> SampleRecipe:
+        if self.first_samples > self.max_samples:
+            raise ValueError(
+                f"first_samples {self.first_samples} is above max_samples {self.max_samples}; raise the cap, or draw fewer"
+            )
+        return self
 
 
 class ScoreRecipe(Frozen):
@@ -201,7 +279,7 @@ class ScoreRecipe(Frozen):
 
 
 class SelectRecipe(Frozen):
-    """The band of pass rates that GRPO trains on."""
+    """Which prompts GRPO trains on: a band of pass rates, then caps and quotas."""
 
     low: Share = 0.0
     high: Share = 1.0
@@ -209,6 +287,22 @@ class SelectRecipe(Frozen):
     """Whether a pass rate equal to `low` is kept; False drops unsolved prompts when `low` is 0."""
     high_closed: bool = False
     """Whether a pass rate equal to `high` is kept; False drops solved prompts when `high` is 1."""
+    judge_by: Literal["rate", "interval"] = "rate"
+    """`rate`: the observed pass rate must lie in the band. `interval`: a prompt is dropped only when its whole interval
+    lies outside (0 of 8 is what a true rate of 0.1 shows 43 % of the time)."""
+    drop_truncated: bool = True
+    """Whether prompts whose failures are mostly completions that were cut off are dropped whatever the band."""
+    max_per_cluster: PositiveInt | None = None
+    """Most prompts kept of one near-duplicate cluster; None keeps all."""
+    max_source_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Largest share of the selection that one source may have; None has no quota."""
+    difficulty_shares: list[Share] | None = None
+    """Shares of the selection by difficulty: as many equally wide strata of the estimated pass rate, hardest first, for
+    example [0.5, 0.3, 0.2]. A stratum with too few prompts does not fill up from others. None has no quota."""
+    target_size: PositiveInt | None = None
+    """Most prompts kept in all; None keeps whatever is left."""
+    weighting: Literal["none", "variance"] = "none"
+    """How often GRPO sees a kept prompt: `none` evenly, `variance` in proportion to p (1 - p) of the estimated rate."""
 
     @model_validator(mode="after")
     def _band_is_not_empty(self) -> SelectRecipe:
@@ -250,6 +344,9 @@ class GrpoRecipe(Frozen):
     """The stage fails when a larger share of its completions has no score."""
     completions_every: PositiveInt = 10
     """Steps between tables of completions with their scores."""
+    keep_every: PositiveInt | None = None
+    """Steps between checkpoints that stay with the artifact, as model folders `record/checkpoint-<step>`; None keeps
+    the last model alone."""
     trl: dict[str, Any] = {}
     """Further arguments of TRL's GRPOConfig, checked against its own class by `--dry-run`."""
 
@@ -266,14 +363,22 @@ class GrpoRecipe(Frozen):
 class BenchmarkRecipe(Frozen):
     """Held-out evaluation: one greedy completion a prompt, and k sampled ones."""
 
-    engine: Engine = "transformers"
+    engine: SamplingEngine = "transformers"
     k: Annotated[int, Field(ge=2)] = 8
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_completion_length: PositiveInt = 80
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    shard_size: PositiveInt = 64
-    """Prompts generated together, under a seed of their own."""
+
+
+class StalenessRecipe(Frozen):
+    """A small stratified part of the curated prompts, sampled again with another checkpoint."""
+
+    prompts: PositiveInt = 64
+    """Prompts sampled again, dealt to the classes in proportion to their size."""
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    max_flipped_share: Share = 0.3
+    """A larger share of flipped labels means that the curation is stale."""
 
 
 class ReportRecipe(Frozen):

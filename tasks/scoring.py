@@ -27,9 +27,7 @@ def score_samples(build: Build) -> Mapping[str, Any]:
     prompts = build.inputs["prompts"]
     samples = read_table(build.inputs["samples"].payload / "samples.parquet", SampleTable)
     table = read_table(prompts.payload / "prompts.parquet", PromptTable)
-    scores = score_table(
-        samples, table, open_reward(build.experiment.reward, prompts), build.console.progress
-    )
+    scores = score_table(samples, table, open_reward(build.reward, prompts), build.console.progress)
     unscored = scores["score"].null_count() / max(len(scores), 1)
     if unscored > build.recipe.max_unscored_share:
         reasons = scores.filter(pl.col("score").is_null())["detail"].value_counts(sort=True).head(3).rows()

@@ -25,7 +25,7 @@ from tasks.console import Console, flow_run_id, flow_run_is_cancelled, prefect_t
 from tasks.jobs.protocol import Request
 from tasks.launch import Listener, run_job
 from tasks.provenance import git_commit, package_versions
-from tasks.recipes import Frozen, Runtime
+from tasks.recipes import Frozen, RewardSpec, Runtime
 from tasks.tracking import TrackedRun, log_manifest, log_tables
 
 SECONDS = "seconds"
@@ -71,6 +71,7 @@ class Build:
     seed: int
     inputs: Mapping[str, ArtifactRef]
     experiment: Experiment
+    reward: RewardSpec
     partial: Partial
     run: TrackedRun
     console: Console
@@ -151,6 +152,7 @@ class StageUse:
     config: StageConfig
     inputs: Mapping[str, ArtifactRef]
     experiment: Experiment
+    reward: RewardSpec
     seed: int
     store: ArtifactStore
     parent: TrackedRun
@@ -221,6 +223,7 @@ def _build(use: StageUse, partial: Partial, console: Console) -> Manifest:
         seed=use.seed,
         inputs=use.inputs,
         experiment=use.experiment,
+        reward=use.reward,
         partial=partial,
         run=run,
         console=console,

@@ -27,7 +27,7 @@ def train_sft(build: Build) -> Mapping[str, Any]:
 def train_grpo(build: Build) -> Mapping[str, Any]:
     """Payload: as `train_sft`; the prompts are those that the selection kept."""
     _require_one_batch(build)
-    return _train(build, "grpo", reward=reward_arguments(build.experiment.reward, build.inputs["databases"]))
+    return _train(build, "grpo", reward=reward_arguments(build.reward, build.inputs["databases"]))
 
 
 def _train(build: Build, program: str, **options: Any) -> Mapping[str, Any]:
