@@ -89,25 +89,9 @@ class ArtifactStore:
 
     @contextmanager
     def lock(self, stage: str, name: str, key: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Hold the key exclusively; `on_wait(owner)` is called once when somebody else holds it.
-
-        A forked child inherits the lock, so jobs must be started with close_fds (subprocess's default).
-        """
-        folder = self.root / stage
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f".{name}-{key[:12]}.lock").open("a+") as handle:
-            if not _try_lock(handle.fileno()):
-                handle.seek(0)
-                on_wait(handle.read().strip() or "another process")
-                while not _try_lock(handle.fileno()):
-                    time.sleep(0.2)
-            handle.truncate(0)
-            handle.write(f"process {os.getpid()}")
-            handle.flush()
-            try:
-                yield
-            finally:
-                handle.truncate(0)
+        """Hold the key exclusively; `on_wait(owner)` is called once when somebody else holds it."""
+        with exclusive(self.root / stage / f".{name}-{key[:12]}.lock", on_wait):
+            yield
 
     def open_partial(self, stage: str, name: str, key: str, *, discard: bool = False) -> Partial:
         """The partial folder of a key (the caller holds its lock), with the payload of a dead attempt removed.
@@ -174,6 +158,28 @@ def _corruption(manifest: Manifest, found: dict[str, str]) -> str:
         f"its manifest (first: {changed[0]}). Nothing may write below a finished artifact. "
         f"Rebuild it with --fresh, or delete the folder."
     )
+
+
+@contextmanager
+def exclusive(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Hold a lock file; `on_wait(owner)` is called once when another process holds it.
+
+    A forked child inherits the lock, so jobs must be started with close_fds (subprocess's default).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as handle:
+        if not _try_lock(handle.fileno()):
+            handle.seek(0)
+            on_wait(handle.read().strip() or "another process")
+            while not _try_lock(handle.fileno()):
+                time.sleep(0.2)
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()}")
+        handle.flush()
+        try:
+            yield
+        finally:
+            handle.truncate(0)
 
 
 def _try_lock(descriptor: int) -> bool:

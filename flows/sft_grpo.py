@@ -10,9 +10,12 @@ from flows.prompt_curation import curate
 from tasks import cli
 from tasks.benchmarking import RUN_BENCHMARK
 from tasks.configs import StageName
+from tasks.curation_report import publish_curation
 from tasks.pipeline import Pipeline, open_pipeline, plan, timed
 from tasks.preparation import MAKE_MODEL, MAKE_PROMPTS
 from tasks.reporting import WRITE_REPORT, pipeline_summary, publish_report, show_pipeline
+from tasks.sampling import choose_policy
+from tasks.shortage import require_batch
 from tasks.training import TRAIN_GRPO, TRAIN_SFT
 
 
@@ -34,6 +37,7 @@ def sft_grpo(
     stopwatch = timed()
     with open_pipeline("sft_grpo", config, overrides, seed, fresh) as pipeline:
         stages(pipeline)
+        publish_curation(pipeline)
         publish_report(pipeline)
         return pipeline_summary(pipeline, stopwatch())
 
@@ -43,7 +47,9 @@ def stages(pipeline: Pipeline) -> None:
     prompts = pipeline.stage(MAKE_PROMPTS, experiment.prompts)
     base = pipeline.stage(MAKE_MODEL, experiment.model, prompts=prompts)
     sft = pipeline.stage(TRAIN_SFT, experiment.sft, model=base, prompts=prompts)
-    kept = curate(pipeline, model=sft, prompts=prompts)
+    policy = choose_policy(pipeline, prompts, base=base, sft=sft)
+    kept = curate(pipeline, model=policy, prompts=prompts)
+    require_batch(kept, experiment.grpo.recipe)
     grpo = pipeline.stage(TRAIN_GRPO, experiment.grpo, model=sft, prompts=kept, databases=prompts)
     benchmarks = {
         name: pipeline.stage(RUN_BENCHMARK, experiment.benchmark, name=name, model=model, prompts=prompts)

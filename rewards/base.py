@@ -19,7 +19,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 _SOURCES = Path(__file__).resolve().parent
 
@@ -122,14 +122,24 @@ class RewardIdentity:
 
 
 class Reward(Protocol):
-    """What the stages rely on; each version is a frozen, picklable class."""
+    """What the stages rely on; each version is a frozen, picklable class.
+
+    required_columns: columns of the data, besides the completions, without which it raises.
+    needs_databases: whether it takes `database_root`, the folder of the databases that the
+    column `db_id` names; any other reward ignores that column.
+    """
+
+    required_columns: ClassVar[tuple[str, ...]]
+    needs_databases: ClassVar[bool]
 
     @property
     def identity(self) -> RewardIdentity: ...
 
     def results(self, *args: Any, **kwargs: Any) -> list[RewardResult]: ...
 
-    def check_golds(self, solution: Sequence[str | None], db_id: Sequence[str]) -> list[RewardResult]: ...
+    def check_golds(
+        self, solution: Sequence[str | None], db_id: Sequence[str | None] | None = None, **columns: Any
+    ) -> list[RewardResult]: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]: ...
 
@@ -192,6 +202,14 @@ def _content_text(content: Any) -> str:
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
         return "".join(part for part in parts if isinstance(part, str))
     raise TypeError(f"Message content must be text, not {type(content).__name__}.")
+
+
+def after_reasoning(text: str) -> str | None:
+    """What follows the last closed `</think>`; the whole text without one; None if it was cut off in it."""
+    closed = text.rfind("</think>")
+    if closed >= 0:
+        text = text[closed + len("</think>") :]
+    return None if "<think>" in text else text
 
 
 def check_scores(name: str, scores: Any, expected: int) -> list[float | None]:

@@ -13,30 +13,21 @@ the network, or processes that a handler starts itself. POSIX only.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import select
-import socket
-import subprocess
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from rewards.deadline_worker import decode, encode
+from rewards.deadline_child import AHEAD, ROOT, START_LIMIT_S, Worker, encode_item
+from rewards.deadline_worker import clock
 
 MEMORY_BYTES = 1 << 30
 """Address space of a worker. Python, sqlglot and SQLite together start at about 0.2 GiB."""
-START_LIMIT_S = 60.0
-"""A fresh interpreter answers in about 0.1 s; a loaded machine may need far longer."""
-_SEND_LIMIT_S = 10.0
-_MAX_REPLY_BYTES = 16 << 20
 _MAX_FAILED_STARTS = 3
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -53,70 +44,6 @@ class Outcome:
     detail: str = ""
 
 
-class _Worker:
-    """One child process and the item it works on, if any."""
-
-    def __init__(self, memory_bytes: int) -> None:
-        ours, theirs = socket.socketpair()
-        paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        # -P keeps the caller's working folder off the import path.
-        command = [sys.executable, "-P", "-m", "rewards.deadline_worker"]
-        command += [str(os.getpid()), str(memory_bytes)]
-        with theirs:
-            self.process = subprocess.Popen(
-                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment
-            )
-        self.channel = ours
-        self.buffer = bytearray()
-        self.ready = False
-        self.item: int | None = None
-        self.began = False
-        self.phase = ""
-        self.limit_s = START_LIMIT_S
-        self.expires = time.monotonic() + START_LIMIT_S
-
-    @property
-    def busy(self) -> bool:
-        return not self.ready or self.item is not None
-
-    def send(self, item: int, handler: str, payload: Any, limit_s: float) -> bool:
-        """Hand over one item; False if the worker is gone."""
-        self.channel.settimeout(_SEND_LIMIT_S)
-        if self.process.poll() is not None:
-            return False
-        try:
-            self.channel.sendall(encode((handler, payload)))
-        except OSError:
-            return False
-        self.item, self.began, self.phase, self.limit_s = item, False, "", limit_s
-        self.expires = time.monotonic() + limit_s
-        return True
-
-    def receive(self) -> list[Any] | None:
-        """Messages that have arrived; None if the worker is gone or talks nonsense."""
-        try:
-            chunk = self.channel.recv(1 << 16, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return []
-        except OSError:
-            return None
-        if not chunk or len(self.buffer) > _MAX_REPLY_BYTES:
-            return None
-        self.buffer += chunk
-        try:
-            return decode(self.buffer)
-        except ValueError:
-            return None
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.channel.close()
-        # One that is stuck in the kernel has the signal pending, and ends later.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=10)
-
-
 class WorkerPool:
     """Runs batches of items on `workers` processes; safe to call from several threads.
 
@@ -128,7 +55,7 @@ class WorkerPool:
             raise ValueError(f"WorkerPool: workers is {workers}, expected at least 1.")
         self.size = workers
         self.memory_bytes = memory_bytes
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         self._lock = threading.Lock()
         self._failed_starts = 0
         self._exiting = False
@@ -149,7 +76,7 @@ class WorkerPool:
                     self._turn(batch)
             finally:
                 # After an exception (Ctrl-C) a late reply must not meet the next batch.
-                for worker in [worker for worker in self._workers if worker.item is not None]:
+                for worker in [worker for worker in self._workers if worker.items]:
                     self._drop(worker)
             return batch.outcomes()
 
@@ -173,60 +100,93 @@ class WorkerPool:
         if self._exiting:
             raise RuntimeError("The process is exiting: its reward workers are gone.")
         while len(self._workers) < min(self.size, batch.open):
-            self._workers.append(_Worker(self.memory_bytes))
-        for worker in list(self._workers):
-            if not worker.busy and batch.queue:
-                item = batch.queue.popleft()
-                if not worker.send(item, batch.handler, batch.payloads[item], batch.limit_s):
-                    batch.lost(item, began=False)
-                    self._drop(worker)
+            self._workers.append(Worker(self.memory_bytes))
+        self._hand_out(batch)
         busy = {worker.channel.fileno(): worker for worker in self._workers if worker.busy}
         if not busy:
             return
         poll = select.poll()
         for descriptor in busy:
             poll.register(descriptor, select.POLLIN)
-        rest = min(worker.expires for worker in busy.values()) - time.monotonic()
+        rest = min(worker.expires for worker in busy.values()) - clock()
         for descriptor, _ in poll.poll(max(0.0, rest) * 1000 + 1):
             self._hear(busy[descriptor], batch)
-        now = time.monotonic()
         for worker in [worker for worker in self._workers if worker.busy]:
-            if worker.expires <= now:
+            if worker.overdue():
                 self._expire(worker, batch)
 
-    def _hear(self, worker: _Worker, batch: _Batch) -> None:
+    def _hand_out(self, batch: _Batch) -> None:
+        """First one item to each idle worker, then more ahead of time while many wait: at
+        the end of a batch none should wait behind a slow one while a worker is idle."""
+        for count in range(AHEAD):
+            for worker in [worker for worker in self._workers if len(worker.items) == count]:
+                if len(batch.queue) <= count * self.size:
+                    return
+                item = batch.queue[0]
+                frame = encode_item(batch.handler, batch.payloads[item])
+                if not worker.has_room(len(frame)):
+                    continue
+                batch.queue.popleft()
+                if not worker.send(item, frame, batch.limit_s):
+                    self._lose(worker, batch, item)
+
+    def _hear(self, worker: Worker, batch: _Batch) -> None:
         messages = worker.receive()
         if messages is None:
             if not worker.ready:
                 self._start_failed(worker)
-            if worker.item is not None:
-                batch.lost(worker.item, worker.began)
-            self._drop(worker)
+            self._lose(worker, batch)
             return
+        self._take(worker, batch, messages)
+
+    def _take(self, worker: Worker, batch: _Batch, messages: list[Any]) -> None:
         for kind, *rest in messages:
             if kind == "ready":
                 worker.ready, self._failed_starts = True, 0
-            elif worker.item is None:
-                continue
-            elif kind == "phase":
-                worker.began, worker.phase = True, rest[0] or worker.phase
-                worker.expires = time.monotonic() + worker.limit_s
-            elif kind == "value":
-                batch.finish(worker.item, Outcome("value", rest[0]))
-                worker.item = None
-            else:
-                batch.finish(worker.item, Outcome("error", None, worker.phase, rest[0]))
-                worker.item = None
+            elif kind == "back":
+                batch.put_back(worker.take_back())
+            elif worker.items and kind == "value":
+                batch.finish(worker.take_done(), Outcome("value", rest[0]))
+            elif worker.items:
+                detail, phase = rest
+                batch.finish(worker.take_done(), Outcome("error", None, phase, detail))
 
-    def _expire(self, worker: _Worker, batch: _Batch) -> None:
-        if not worker.ready:
-            self._start_failed(worker)
-        if worker.item is not None:
-            detail = f"killed after {worker.limit_s:g} s"
-            batch.finish(worker.item, Outcome("deadline", None, worker.phase, detail))
+    def _hear_out(self, worker: Worker, batch: _Batch) -> bool:
+        """Take what a dead worker had still sent; whether that ended an item."""
+        waiting = len(worker.items)
+        while (messages := worker.receive()) is not None:
+            self._take(worker, batch, messages)
+            if not messages and worker.process.poll() is None:
+                break  # stuck in the kernel: no end of what it sent will be seen
+        return len(worker.items) < waiting
+
+    def _lose(self, worker: Worker, batch: _Batch, unsent: int | None = None) -> None:
+        """A worker died. Only the item it was at can be to blame; the others wait again."""
+        self._hear_out(worker, batch)
+        if unsent is not None:
+            worker.items.append(unsent)
+        finished, item, rest, state = worker.split()
+        batch.put_back([*finished, *rest])
+        if item is not None:
+            batch.lost(item, began=state is not None)
         self._drop(worker)
 
-    def _start_failed(self, worker: _Worker) -> None:
+    def _expire(self, worker: Worker, batch: _Batch) -> None:
+        if not worker.ready:
+            self._start_failed(worker)
+        worker.kill()
+        # It may have gone on to another item just before the kill: that one is not late.
+        if not self._hear_out(worker, batch):
+            finished, item, rest, state = worker.split()
+            if item is not None:
+                detail = f"killed after {worker.limit_s:g} s"
+                batch.finish(item, Outcome("deadline", None, state.phase if state else "", detail))
+            batch.put_back([*finished, *rest])
+        else:
+            batch.put_back(worker.items)
+        self._drop(worker)
+
+    def _start_failed(self, worker: Worker) -> None:
         self._failed_starts += 1
         if self._failed_starts >= _MAX_FAILED_STARTS:
             self._failed_starts = 0
@@ -235,13 +195,13 @@ class WorkerPool:
                 f"Reward workers do not start: {_MAX_FAILED_STARTS} in a row ended or were silent "
                 f"for {START_LIMIT_S:g} s before they were ready (exit code "
                 f"{worker.process.returncode}). Try `{sys.executable} -P -c 'import rewards'` "
-                f"with PYTHONPATH={_ROOT}; its error is on stderr."
+                f"with PYTHONPATH={ROOT}; its error is on stderr."
             )
 
-    def _drop(self, worker: _Worker) -> None:
+    def _drop(self, worker: Worker) -> None:
         if worker in self._workers:
             self._workers.remove(worker)
-            worker.kill()
+            worker.close()
 
 
 class _Batch:
@@ -267,6 +227,10 @@ class _Batch:
             self.finish(item, Outcome("crashed", detail="its worker died twice"))
         else:
             self.queue.appendleft(item)
+
+    def put_back(self, items: Iterable[int]) -> None:
+        """Items that were handed over and not begun: they wait again, first in the queue."""
+        self.queue.extendleft(reversed(list(items)))
 
     def finish(self, item: int, outcome: Outcome) -> None:
         self._done[item] = outcome

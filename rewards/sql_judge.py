@@ -15,6 +15,7 @@ Not covered: golds that depend on the date (remembered as of their first run).
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ from rewards.sql_compare import Row, Segment, Tolerance, Undecided, results_matc
 from rewards.sql_gold import plan_gold
 from rewards.sql_sandbox import QueryRun, run_query
 
-_CACHED_GOLDS = 128
-_CACHED_ROWS = 200_000
+_CACHED_GOLDS = 1024
+_CACHED_BYTES = 128 << 20
+"""An eighth of a worker's memory."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,33 @@ class GoldAnswer:
     segments: Sequence[Segment] = ()
     decimals: tuple[tuple[int, int], ...] = ()
     note: str = ""
+    size: int = 0
+    """Bytes of memory it holds, about."""
     lasting: bool = True
     """False where another run may end otherwise: a time-out on a busy machine."""
 
 
-_golds: OrderedDict[tuple[Any, ...], GoldAnswer] = OrderedDict()
+class _Memory:
+    """The golds used last, bounded by number and by size."""
+
+    def __init__(self) -> None:
+        self._golds: OrderedDict[tuple[Any, ...], GoldAnswer] = OrderedDict()
+        self._size = 0
+
+    def get(self, key: tuple[Any, ...]) -> GoldAnswer | None:
+        known = self._golds.get(key)
+        if known is not None:
+            self._golds.move_to_end(key)
+        return known
+
+    def keep(self, key: tuple[Any, ...], gold: GoldAnswer) -> None:
+        self._golds[key] = gold
+        self._size += gold.size
+        while len(self._golds) > 1 and (len(self._golds) > _CACHED_GOLDS or self._size > _CACHED_BYTES):
+            self._size -= self._golds.popitem(last=False)[1].size
+
+
+_golds = _Memory()
 
 
 def gold_answer(task: dict[str, Any]) -> GoldAnswer:
@@ -50,7 +74,6 @@ def gold_answer(task: dict[str, Any]) -> GoldAnswer:
     key = (*task["stamp"], *(task[name] for name in ("database", "gold", "timeout_s", "max_rows")))
     known = _golds.get(key)
     if known is not None:
-        _golds.move_to_end(key)
         return known
     run = run_query(task["database"], task["gold"], task["timeout_s"], task["max_rows"])
     if run.status != "ok":
@@ -59,11 +82,7 @@ def gold_answer(task: dict[str, Any]) -> GoldAnswer:
     if not run.rows:
         return GoldAnswer(problem="the gold query returns no rows")
     answer = _read_gold(task, run)
-    _golds[key] = answer
-    while len(_golds) > _CACHED_GOLDS or (
-        len(_golds) > 1 and sum(gold.row_count for gold in _golds.values()) > _CACHED_ROWS
-    ):
-        _golds.popitem(last=False)
+    _golds.keep(key, answer)
     return answer
 
 
@@ -82,7 +101,12 @@ def _read_gold(task: dict[str, Any], run: QueryRun) -> GoldAnswer:
             segments = [Segment(1, [row]) for row in run.rows]
             note = "exact order, ties unknown"
     decimals = tuple(sorted(plan.decimals.items()))
-    return GoldAnswer("", run.columns, len(run.rows), segments, decimals, note)
+    return GoldAnswer("", run.columns, len(run.rows), segments, decimals, note, _size_of(segments))
+
+
+def _size_of(segments: Sequence[Segment]) -> int:
+    rows = (row for segment in segments for row in segment.pool)
+    return sum(sys.getsizeof(row) + sum(map(sys.getsizeof, row)) for row in rows)
 
 
 def _ranked_rows(task: dict[str, Any], query: str) -> Sequence[Row] | None:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rewards.base import after_reasoning
+
 MAX_SQL_LENGTH = 100_000
 """Characters of one statement; longer ones are refused unread."""
 
@@ -78,7 +80,7 @@ def extract_answer(text: str) -> Answer:
     `well_formed` (the format term): the text ends with the closing mark of a fence
     labelled sql or sqlite (any case), or is in whole a bare statement.
     """
-    region = _answer_region(text)
+    region = after_reasoning(text)
     if region is None:
         return Answer(None, problem="the reasoning was cut off")
     fences = [(match.start(), match.end()) for match in _FENCE.finditer(region)]
@@ -94,13 +96,6 @@ def extract_answer(text: str) -> Answer:
     if not content.strip():
         return Answer(None, problem="the last code fence is empty")
     return Answer(content.strip(), label in _SQL_LABELS and not region[end:].strip())
-
-
-def _answer_region(text: str) -> str | None:
-    closed = text.rfind("</think>")
-    if closed >= 0:
-        text = text[closed + len("</think>") :]
-    return None if "<think>" in text else text
 
 
 def _label_and_content(inside: str) -> tuple[str, str]:
@@ -150,6 +145,10 @@ def single_query(sql: str) -> tuple[str, str]:
 
 
 def _statements(sql: str) -> Iterator[str]:
+    if ";" not in sql:  # nearly always, and then only emptiness is open
+        if any(token.lastgroup != "blank" for token in _TOKEN.finditer(sql)):
+            yield sql
+        return
     start, content = 0, False
     for token in _TOKEN.finditer(sql):
         if token.lastgroup == "sign" and token[0] == ";":

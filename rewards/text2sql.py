@@ -38,6 +38,7 @@ TERMS = ("executes", "result", "format")
 _MODULES = (
     "base",
     "deadline",
+    "deadline_child",
     "deadline_worker",
     "sql_compare",
     "sql_database",
@@ -49,7 +50,7 @@ _MODULES = (
 )
 _GRACE_S = 0.5
 """From the soft stop inside SQLite to the kill: covers one slow step and its clean-up."""
-_GOLDS_PER_ROUND = 64
+_GOLDS_PER_ROUND = 512
 """Half of what a worker remembers, so golds checked in a round are not run again in it."""
 _KNOWN_GOLDS = 20_000
 
@@ -91,6 +92,7 @@ class Text2SqlV1:
     __name__: ClassVar[str] = "text2sql_v1"
     version: ClassVar[int] = 1
     required_columns: ClassVar[tuple[str, ...]] = ("solution", "db_id")
+    needs_databases: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "database_root", str(self.database_root))
@@ -125,7 +127,7 @@ class Text2SqlV1:
         prompts: Sequence[Any] | None = None,
         completions: Sequence[Any] | None = None,
         solution: Sequence[str | None] | None = None,
-        db_id: Sequence[str] | None = None,
+        db_id: Sequence[str | None] | None = None,
         **_columns: Any,
     ) -> list[float | None]:
         """One score per completion: 0..1, or None where it cannot be scored."""
@@ -137,7 +139,7 @@ class Text2SqlV1:
         self,
         completions: Sequence[Any] | None = None,
         solution: Sequence[str | None] | None = None,
-        db_id: Sequence[str] | None = None,
+        db_id: Sequence[str | None] | None = None,
         **_columns: Any,
     ) -> list[RewardResult]:
         """One `RewardResult` per completion, in order. Equal rows are run once."""
@@ -158,10 +160,13 @@ class Text2SqlV1:
             judged |= self._judge(wanted, self._gold_problems(chosen))
         return [judged[row] for row in rows]
 
-    def check_golds(self, solution: Sequence[str | None], db_id: Sequence[str]) -> list[RewardResult]:
+    def check_golds(
+        self, solution: Sequence[str | None], db_id: Sequence[str | None] | None = None, **_columns: Any
+    ) -> list[RewardResult]:
         """The self-check at load: CORRECT with score 1.0, or what is wrong with the gold.
 
-        A gold that does not equal itself on a second run is SUSPECT_GOLD too.
+        A gold that does not equal itself on a second run is SUSPECT_GOLD too. Raises
+        ValueError where `db_id` is missing, for the whole column or for a row.
         """
         fenced = [f"```sql\n{gold or ''}\n```" for gold in solution]
         return [
@@ -236,10 +241,13 @@ class Text2SqlV1:
         gold_problems: Mapping[_Gold, RewardResult | None],
     ) -> dict[_Row, RewardResult]:
         judged: dict[_Row, RewardResult] = {}
+        golds: dict[str, str] = {}
         tasks: dict[tuple[Source, str, str], list[_Row]] = {}
         for row in rows:
             source, gold, answer = row
             query, problem = single_query(answer.sql) if answer.sql is not None else ("", "")
+            if gold not in golds:
+                golds[gold] = single_query(gold)[0]
             suspect = gold_problems[source, gold]
             if suspect is not None:
                 judged[row] = suspect
@@ -248,7 +256,7 @@ class Text2SqlV1:
             elif problem:
                 judged[row] = self._result(Status.REJECTED, problem, False, answer.well_formed)
             else:
-                tasks.setdefault((source, single_query(gold)[0], query), []).append(row)
+                tasks.setdefault((source, golds[gold], query), []).append(row)
         outcomes = self._run("judge", [self._task(*task) for task in tasks])
         for same, outcome in zip(tasks.values(), outcomes, strict=True):
             for row in same:
@@ -304,6 +312,12 @@ def _columns_of(name: str, *columns: Any) -> tuple[Any, ...]:
     lengths = {label: len(column) for label, column in zip(labels, columns, strict=True)}
     if len(set(lengths.values())) != 1:
         raise ValueError(f"Reward {name} got columns of different lengths: {lengths}.")
+    unnamed = sum(name is None for name in columns[2])
+    if unnamed:
+        raise ValueError(
+            f"Reward {name} runs SQL on the database that db_id names, but db_id is empty in {unnamed} of "
+            f"{lengths['db_id']} rows. Map a db_id column, or choose a reward that needs no database."
+        )
     return columns
 
 

@@ -11,6 +11,7 @@ from rewards.base import Status
 from tasks.configs import StageName
 from tasks.recipes import BenchmarkRecipe
 from tasks.rewarding import open_reward
+from tasks.sampling import draw_completions, engine_request
 from tasks.scoring import score_table, status_shares
 from tasks.stage import Build, Stage
 
@@ -23,32 +24,14 @@ def run_benchmark(build: Build) -> Mapping[str, Any]:
     from data.schemas import PromptTable, SampleTable, ScoreTable, read_table, write_table
 
     recipe: BenchmarkRecipe = build.recipe
-    cut = recipe.max_completion_length
-    draws = [
-        {"name": "greedy", "n": 1, "temperature": 0.0, "top_p": 1.0, "max_completion_length": cut},
-        {
-            "name": "samples",
-            "n": recipe.k,
-            "temperature": recipe.temperature,
-            "top_p": recipe.top_p,
-            "max_completion_length": cut,
-        },
-    ]
-    facts = build.job(
-        "sample",
-        engine=recipe.engine,
-        split="heldout",
-        shard_size=recipe.shard_size,
-        draws=draws,
-        model_digest=build.inputs["model"].digest,
-    )
+    facts = draw_completions(build, recipe.engine, "heldout", _draws(recipe))
     prompts = build.inputs["prompts"]
     table = read_table(prompts.payload / "prompts.parquet", PromptTable)
     reward = open_reward(build.reward, prompts)
     scores = {}
     for name in ("greedy", "samples"):
         drawn = read_table(build.payload / f"{name}.parquet", SampleTable)
-        scores[name] = score_table(drawn, table, reward, build.console.progress)
+        scores[name] = score_table(drawn, table, reward)
         write_table(scores[name], build.payload / f"{name}_scores.parquet", ScoreTable)
         build.run.table(_examples(drawn, scores[name], table), f"tables/{name}.json")
     results = summarise(scores["greedy"], scores["samples"], recipe)
@@ -60,10 +43,28 @@ def run_benchmark(build: Build) -> Mapping[str, Any]:
     return {**facts, **results, **status_shares(scores["samples"])}
 
 
+def _draws(recipe: BenchmarkRecipe) -> list[dict[str, Any]]:
+    """One greedy completion a prompt, and k sampled ones."""
+
+    def draw(name: str, count: int, temperature: float, top_p: float) -> dict[str, Any]:
+        sampling = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "max_completion_length": recipe.max_completion_length,
+        }
+        return {"name": name, "plan": {"first": count, "more": count, "cap": count}, "sampling": sampling}
+
+    return [draw("greedy", 1, 0.0, 1.0), draw("samples", recipe.k, recipe.temperature, recipe.top_p)]
+
+
 def summarise(greedy: pl.DataFrame, samples: pl.DataFrame, recipe: BenchmarkRecipe) -> dict[str, float]:
     """Accuracy is the share of status `correct`; unscored rows are left out and counted.
 
-    `greedy` has a Wilson interval over prompts, `mean@k` a Student-t interval over prompts' own rates.
+    `greedy` has a Wilson interval over prompts, `mean@k` a Student-t interval over prompts' own rates. `pass@k` is over
+    the `pass@k_prompts` prompts with k scored samples; it does not exist for the others.
+
+    Raises:
+        ValueError: no prompt has k scored samples.
     """
     import polars as pl
 
@@ -78,7 +79,11 @@ def summarise(greedy: pl.DataFrame, samples: pl.DataFrame, recipe: BenchmarkReci
     whole = groups.filter(pl.col("n") >= recipe.k)
     rates = (groups["c"] / groups["n"]).to_list()
     mean_low, mean_high = mean_interval(rates, recipe.confidence)
-    passed = [pass_at_k(n, c, recipe.k) for n, c in whole.select("n", "c").iter_rows()]
+    if whole.is_empty():
+        raise ValueError(
+            f"run_benchmark: none of {samples['prompt_id'].n_unique()} prompts has {recipe.k} scored samples, so pass@"
+            f"{recipe.k} does not exist; look at `detail` in samples_scores.parquet for why they have no score"
+        )
     return {
         "prompts": len(scored),
         "unscored": greedy["score"].null_count() + samples["score"].null_count(),
@@ -90,7 +95,8 @@ def summarise(greedy: pl.DataFrame, samples: pl.DataFrame, recipe: BenchmarkReci
         "mean@k": _mean(rates),
         "mean@k_low": max(0.0, mean_low),
         "mean@k_high": min(1.0, mean_high),
-        "pass@k": _mean(passed),
+        "pass@k": pass_at_k(whole["n"].to_list(), whole["c"].to_list(), recipe.k),
+        "pass@k_prompts": whole.height,
     }
 
 
@@ -112,4 +118,12 @@ def _examples(
     )
 
 
-RUN_BENCHMARK = Stage("run_benchmark", StageName.BENCHMARK, "report", 1, run_benchmark, rewarded=True)
+RUN_BENCHMARK = Stage(
+    "run_benchmark",
+    StageName.BENCHMARK,
+    "report",
+    2,
+    run_benchmark,
+    rewarded=True,
+    request=lambda recipe: {**recipe.model_dump(mode="json"), **engine_request(recipe.engine)},
+)

@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import yaml
+
 from tasks.configs import StageName
 from tasks.launch import JobCancelled
+from tasks.recipes import RewardSpec
 from tasks.services import running_services
 
 
@@ -77,6 +80,17 @@ def _use_running_server(stack: ExitStack) -> None:
     os.environ.setdefault("FURLONG_PREFECT_UI_URL", services["prefect_ui_url"])
     os.environ.setdefault("FURLONG_MLFLOW_UI_URL", services["mlflow_ui_url"])
     stack.enter_context(temporary_settings({PREFECT_API_URL: services["prefect_api_url"]}))
+
+
+def reward_spec(text: str) -> RewardSpec:
+    """`text2sql_v1` or `text2sql_v1={timeout_s: 2}` (YAML) as a RewardSpec, for argparse."""
+    name, _, params = text.partition("=")
+    try:
+        return RewardSpec(name=name, params=yaml.safe_load(params) or {})
+    except (yaml.YAMLError, ValueError) as error:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is neither a reward's name nor name={{param: value}} ({error})"
+        ) from error
 
 
 def show_plan(rows: Sequence[dict[str, Any]]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +13,46 @@ from data.artifacts import digest_of, digest_path
 from rewards.base import Status
 from tasks.configs import ConfigError, StageName
 from tasks.launch import REPOSITORY
-from tasks.recipes import ModelRecipe, PromptsRecipe, RacingSource, TableSource, TinyModel
+from tasks.recipes import (
+    HygieneRecipe,
+    ModelRecipe,
+    PromptsRecipe,
+    QuestionSource,
+    RacingSource,
+    TableSource,
+    TinyModel,
+)
+from tasks.rewarding import reward_on
 from tasks.stage import Build, Stage
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from data.hygiene import Question
+
+_EXAMPLES = 3  # leaks shown in an error and in sources.json
+_SHOWN = 100  # characters of a question in an error
+
+
+@dataclass
+class _Prepared:
+    """A prompt table on its way: the bare question of each row, and what `sources.json` will say."""
+
+    table: pl.DataFrame
+    questions: list[str]
+    record: dict[str, Any]
+
+    @property
+    def licences(self) -> str:
+        return _listed(self.record, "licence")
+
+    @property
+    def revisions(self) -> str:
+        return _listed(self.record, "revision")
+
 
 def make_prompts(build: Build) -> Mapping[str, Any]:
-    """Payload: `prompts.parquet`, `databases/<db_id>.sqlite`, `sources.json`."""
+    """Payload: `prompts.parquet`, `databases/<db_id>.sqlite` (none for questions without one), `sources.json`."""
     from data.content import check_disjoint
     from data.schemas import PromptTable, write_table
 
@@ -27,55 +60,161 @@ def make_prompts(build: Build) -> Mapping[str, Any]:
     seed = build.seed if recipe.data_seed is None else recipe.data_seed
     databases = build.payload / "databases"
     databases.mkdir()
-    if isinstance(recipe.source, RacingSource):
-        table, report = _racing(recipe.source, databases, seed)
-    else:
-        table, report = _external(recipe.source, databases, seed)
-    check_disjoint(table)
-    table = _mark_suspect_golds(build, table)
+    prepared = _load(recipe, databases, seed)
+    check_disjoint(prepared.table)
+    hygiene = _clean(prepared, recipe.hygiene)
+    table = _mark_suspect_golds(build, prepared)
     write_table(table, build.payload / "prompts.parquet", PromptTable)
-    suspects = table.filter(table["gold_status"] == "suspect_gold").height
-    (build.payload / "sources.json").write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
-    counts = {f"prompts.{split}": count for split, count in sorted(table.group_by("split").len().iter_rows())}
-    return {**counts, "suspect_gold": suspects, "licence": report["licence"], "revision": report["revision"]}
+    text = json.dumps(prepared.record, indent=2, sort_keys=True)
+    (build.payload / "sources.json").write_text(text + "\n")
+    if "unknown" in prepared.licences:
+        build.console.line("a source states no licence; name it in prompts.recipe.source.licence")
+    if recipe.hygiene.anonymise and any(databases.iterdir()):
+        build.console.line("anonymised the texts alone: databases are copied as they are")
+    splits = table.group_by("split").len().iter_rows()
+    return {
+        **{f"prompts.{split}": count for split, count in sorted(splits)},
+        "suspect_gold": table.filter(table["gold_status"] == "suspect_gold").height,
+        **hygiene,
+        "licence": prepared.licences,
+        "revision": prepared.revisions,
+    }
 
 
-def _racing(source: RacingSource, databases: Path, seed: int) -> tuple[pl.DataFrame, dict[str, Any]]:
+def _load(recipe: PromptsRecipe, databases: Path, seed: int) -> _Prepared:
+    source = recipe.source
+    if isinstance(source, RacingSource):
+        return _racing(source, databases, seed)
+    from data.sources import load_prompts, load_questions
+    from data.sql_databases import copy_databases
+
+    arguments: dict[str, Any] = {
+        "columns": source.columns,
+        "seed": seed,
+        "prompt_template": source.prompt_template,
+        "shares": {"train": source.train, "curation": source.curation, "heldout": source.heldout},
+        "revision": source.revision,
+        "hub_split": source.hub_split,
+        "licence": source.licence,
+        "leak_ngram": recipe.hygiene.leak_ngram,
+        "anonymise": recipe.hygiene.anonymise,
+    }
+    if isinstance(source, TableSource):
+        loaded = load_prompts(source.location, databases=source.database_root, **arguments)
+        copy_databases(source.database_root, loaded.table["db_id"].unique().to_list(), databases)
+    else:
+        heldout, limit = source.heldout_location, source.limit
+        loaded = load_questions(source.location, heldout_source=heldout, limit=limit, **arguments)
+    record = {
+        "sources": [report.as_dict() for report in loaded.reports],
+        "anonymised": loaded.anonymised,
+    }
+    return _Prepared(loaded.table, loaded.questions, record)
+
+
+def _racing(source: RacingSource, databases: Path, seed: int) -> _Prepared:
+    """The built-in task: its prompts are bare questions, and it invents its people, so nothing is anonymised."""
     from data.racing import build_database, describe_mistakes, make_racing
 
     database = databases / "racing.sqlite"
     build_database(database, seed)
     table = make_racing(database, seed=seed, **source.model_dump(exclude={"kind"}))
-    report = {
-        "source": "racing",
-        "licence": "Apache-2.0",
-        "revision": "built-in",
+    sizes = dict(table.group_by("split").len().sort("split").iter_rows())
+    record = {
+        "sources": [
+            {
+                "source": "racing",
+                "revision": "built-in",
+                "licence": "Apache-2.0",
+                "rows_read": table.height,
+                "duplicates_dropped": 0,
+                "conflicting_golds": 0,
+                "overlaps_removed": 0,
+                "rows_per_split": sizes,
+            }
+        ],
+        "anonymised": {},
         "mistakes": describe_mistakes(table).to_dicts(),
     }
-    return table, report
+    return _Prepared(table, table["prompt"].to_list(), record)
 
 
-def _external(source: TableSource, databases: Path, seed: int) -> tuple[pl.DataFrame, dict[str, Any]]:
-    from data.sources import copy_databases, load_prompts
+def _clean(prepared: _Prepared, hygiene: HygieneRecipe) -> dict[str, int]:
+    """Deal with leaks, fill `cluster`, and write both into the record; return the counts for the facts.
 
-    shares = {"train": source.train, "curation": source.curation, "heldout": source.heldout}
-    table, report = load_prompts(
-        source.location,
-        databases=source.database_root,
-        columns=source.columns,
-        seed=seed,
-        prompt_template=source.prompt_template,
-        shares=shares,
-        revision=source.revision,
-        hub_split=source.hub_split,
-        licence=source.licence,
+    Raises:
+        ConfigError: there are leaks and the recipe does not say to remove them, or they are all there is.
+    """
+    import polars as pl
+
+    from data.hygiene import as_questions, cluster_sizes, leaks_of_table, near_duplicate_clusters
+
+    others = _heldout_files(hygiene)
+    leaks = leaks_of_table(prepared.table, prepared.questions, others, hygiene.leak_ngram)
+    gone = {leak["train_id"] for leak in leaks}
+    if gone and hygiene.on_leak == "refuse":
+        raise ConfigError(_refusal(leaks, prepared.table.height, hygiene.leak_ngram))
+    kept = [identity not in gone for identity in prepared.table["prompt_id"]]
+    prepared.table = prepared.table.filter(pl.Series(kept, dtype=pl.Boolean))
+    prepared.questions = [text for text, keep in zip(prepared.questions, kept, strict=True) if keep]
+    asked = as_questions(prepared.table, prepared.questions)
+    clusters = near_duplicate_clusters(asked, hygiene.near_duplicate)
+    prepared.table = prepared.table.with_columns(pl.Series("cluster", clusters, dtype=pl.String))
+    sizes = cluster_sizes(clusters)
+    prepared.record["leaks"] = {
+        "ngram": hygiene.leak_ngram,
+        "removed": len(gone),
+        "by_source": dict(sorted(Counter(leak["source"] for leak in leaks).items())),
+        "examples": leaks[:_EXAMPLES],
+    }
+    prepared.record["near_duplicates"] = {"threshold": hygiene.near_duplicate, **sizes}
+    sources = prepared.record["sources"]
+    names = ("duplicates_dropped", "conflicting_golds", "overlaps_removed")
+    return {
+        **{name: sum(source[name] for source in sources) for name in names},
+        "leaks_removed": len(gone),
+        "near_duplicate_clusters": sizes["clusters"],
+        "near_duplicate_rows": sizes["rows"],
+        "anonymised": sum(prepared.record["anonymised"].values()),
+    }
+
+
+def _heldout_files(hygiene: HygieneRecipe) -> list[Question]:
+    """The questions of further held-out sets; anonymised like ours, so that equal ones stay equal."""
+    from data.hygiene import Question
+    from data.privacy import anonymise
+    from data.source_rows import read_question_texts
+
+    questions = []
+    for file in hygiene.heldout_files:
+        for row, text in enumerate(read_question_texts(file), 1):
+            bare = anonymise([text])[0][0] if hygiene.anonymise else text
+            questions.append(Question(f"{file.name} row {row}", bare))
+    return questions
+
+
+def _refusal(leaks: list[dict[str, str]], total: int, ngram: int) -> str:
+    lines = [
+        f"{leak['split']} {leak['question'][:_SHOWN]!r} / held-out ({leak['heldout_id']}) "
+        f"{leak['heldout_question'][:_SHOWN]!r}, both: {leak['words'][:_SHOWN]!r}"
+        for leak in leaks[:_EXAMPLES]
+    ]
+    return (
+        f"make_prompts: {len(leaks)} of {total} questions leak from a held-out set: they share {ngram} or more "
+        "consecutive words, or the whole text, with a held-out question:\n  "
+        + "\n  ".join(lines)
+        + "\nExpected none. Set prompts.recipe.hygiene.on_leak to remove, which drops them from train and curation; or, "
+        "if these words say nothing about the answer, set prompts.recipe.hygiene.leak_ngram higher."
     )
-    copy_databases(source.database_root, table["db_id"].unique().sort().to_list(), databases)
-    return table, report.as_dict()
 
 
-def _mark_suspect_golds(build: Build, table: pl.DataFrame) -> pl.DataFrame:
-    """Set rows aside whose gold does not score 1.0 against itself; refuse when too many do.
+def _listed(record: Mapping[str, Any], name: str) -> str:
+    """The different values of a field of the sources, in order."""
+    return ", ".join(dict.fromkeys(source[name] for source in record["sources"]))
+
+
+def _mark_suspect_golds(build: Build, prepared: _Prepared) -> pl.DataFrame:
+    """Set rows aside whose gold does not score 1.0 against itself, and record why; refuse when too many do.
 
     Raises:
         RuntimeError: the verifier failed on a gold: says nothing about it, so nothing is decided.
@@ -84,9 +223,9 @@ def _mark_suspect_golds(build: Build, table: pl.DataFrame) -> pl.DataFrame:
 
     from rewards.registry import get_reward
 
-    spec = build.reward
-    reward = get_reward(spec.name, database_root=str(build.payload / "databases"), **spec.params)
-    results = reward.check_golds(table["solution"].to_list(), table["db_id"].to_list())
+    table = prepared.table
+    reward = get_reward(**reward_on(build.reward, build.payload / "databases"))
+    results = reward.check_golds(table["solution"].to_list(), db_id=table["db_id"].to_list())
     broken = [result for result in results if result.status is Status.VERIFIER_ERROR]
     if broken:
         raise RuntimeError(
@@ -104,23 +243,49 @@ def _mark_suspect_golds(build: Build, table: pl.DataFrame) -> pl.DataFrame:
         )
     if share:
         build.console.line(f"{status.count('suspect_gold')} of {len(status)} golds are suspect and set aside")
+    prepared.record["suspect_golds"] = {
+        prompt_id: result.detail
+        for prompt_id, result in zip(table["prompt_id"], results, strict=True)
+        if result.status is not Status.CORRECT
+    }
     return table.with_columns(pl.Series("gold_status", status))
 
 
 def _prompts_request(recipe: PromptsRecipe) -> dict[str, Any]:
     """Files count by content, not by where they lie; the generator counts by its code."""
+    from data.source_rows import is_file_name
+
     request = recipe.model_dump(mode="json")
-    if isinstance(recipe.source, RacingSource):
+    request["hygiene"]["heldout_files"] = [
+        _file_digest(file, "prompts.recipe.hygiene.heldout_files") for file in recipe.hygiene.heldout_files
+    ]
+    source = recipe.source
+    if isinstance(source, RacingSource):
         request["generator"] = _digest_code("data/racing")
-    if isinstance(recipe.source, TableSource):
-        root = recipe.source.database_root
+        return request
+    if isinstance(source, TableSource):
+        root = source.database_root
         if not root.is_dir():
             raise ConfigError(f"prompts.recipe.source.database_root: no folder at {root}")
         request["source"]["database_root"] = digest_path(root)
-        location = Path(recipe.source.location)
-        if location.exists():
-            request["source"]["location"] = digest_path(location)
+    heldout = source.heldout_location if isinstance(source, QuestionSource) else None
+    if is_file_name(source.location):
+        request["source"]["location"] = _file_digest(source.location, "prompts.recipe.source.location")
+        if heldout is not None:
+            place = "prompts.recipe.source.heldout_location"
+            request["source"]["heldout_location"] = _file_digest(heldout, place)
+    elif source.revision is None:
+        raise ConfigError(
+            f"prompts.recipe.source: {source.location} is no .jsonl, .parquet or .csv file, and as a Hub data set it "
+            f"needs a `revision` (a commit): a branch that moves would change the prompts behind an unchanged key"
+        )
     return request
+
+
+def _file_digest(file: str | Path, field: str) -> str:
+    if not Path(file).is_file():
+        raise ConfigError(f"{field}: found no file at {file}; check the path")
+    return digest_path(Path(file))
 
 
 def make_model(build: Build) -> Mapping[str, Any]:
@@ -151,6 +316,6 @@ def _digest_code(place: str) -> str:
 
 
 MAKE_PROMPTS = Stage(
-    "make_prompts", StageName.PROMPTS, "prompts", 1, make_prompts, rewarded=True, request=_prompts_request
+    "make_prompts", StageName.PROMPTS, "prompts", 2, make_prompts, rewarded=True, request=_prompts_request
 )
 MAKE_MODEL = Stage("make_model", StageName.MODEL, "model", 1, make_model, request=_model_request)

@@ -152,7 +152,7 @@ class QuestionSource(Frozen):
     train: Share = 0.4
     curation: Share = 0.3
     heldout: Share = 0.3
-    """Share of `location` that is held out; 0 with a `heldout_location`."""
+    """Share of `location` that is held out; without effect beside a `heldout_location`."""
     limit: PositiveInt | None = None
     """Rows read from each location, the first ones; None reads all."""
     licence: str | None = None
@@ -163,8 +163,8 @@ class HygieneRecipe(Frozen):
     """What prompts have to be before anything is sampled: no leaks, duplicates found, no personal data."""
 
     near_duplicate: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Questions whose estimated Jaccard similarity of word 3-grams reaches this share one cluster; `select` can cap
-    how many of a cluster are kept."""
+    """Questions whose Jaccard similarity of word 3-grams reaches this share one cluster; `select` can cap how many of a
+    cluster are kept."""
     leak_ngram: Annotated[int, Field(ge=3)] = 13
     """A question to train on that shares this many consecutive words with a held-out question is a leak."""
     on_leak: Literal["refuse", "remove"] = "refuse"
@@ -172,7 +172,8 @@ class HygieneRecipe(Frozen):
     heldout_files: list[Path] = []
     """Further held-out sets (JSONL, Parquet or CSV with a `question` or `prompt` column) that nothing may leak from."""
     anonymise: bool = False
-    """Replace e-mail addresses, phone numbers, card numbers and the like before anything is stored."""
+    """Replace e-mail addresses, phone numbers, card numbers and the like before anything is stored. Databases stay as
+    they are, so a SQL gold that names a replaced value becomes suspect."""
 
 
 class PromptsRecipe(Frozen):
@@ -296,7 +297,7 @@ class SelectRecipe(Frozen):
     """Most prompts kept of one near-duplicate cluster; None keeps all."""
     max_source_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """Largest share of the selection that one source may have; None has no quota."""
-    difficulty_shares: list[Share] | None = None
+    difficulty_shares: Annotated[list[Share], Field(min_length=1)] | None = None
     """Shares of the selection by difficulty: as many equally wide strata of the estimated pass rate, hardest first, for
     example [0.5, 0.3, 0.2]. A stratum with too few prompts does not fill up from others. None has no quota."""
     target_size: PositiveInt | None = None
@@ -308,6 +309,11 @@ class SelectRecipe(Frozen):
     def _band_is_not_empty(self) -> SelectRecipe:
         if self.low > self.high or (self.low == self.high and not (self.low_closed and self.high_closed)):
             raise ValueError(f"the band from {self.low} to {self.high} is empty; low must be below high")
+        if self.judge_by == "interval" and self.low == 0 and self.high == 1:
+            raise ValueError(
+                "judge_by interval with the band 0 to 1 drops nothing, for no interval lies outside it; name a "
+                "narrower band, such as low 0.1 and high 0.9"
+            )
         return self
 
 
@@ -379,6 +385,8 @@ class StalenessRecipe(Frozen):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     max_flipped_share: Share = 0.3
     """A larger share of flipped labels means that the curation is stale."""
+    sampling: SampleRecipe | None = None
+    """How the other checkpoint is sampled; None samples as the curation was."""
 
 
 class ReportRecipe(Frozen):

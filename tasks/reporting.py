@@ -18,6 +18,8 @@ from tasks.stage import Build, Outcome, Stage
 from tasks.tracking import mlflow_link
 
 MODELS = ("base", "sft", "grpo")
+LABELS = ("mixed", "solved", "unsolved_so_far", "truncated", "unscored", "suspect_gold")
+"""Those of `data.schemas`, which takes too long to import here."""
 
 
 def write_report(build: Build) -> Mapping[str, Any]:
@@ -68,8 +70,8 @@ def render(
         "## Curation",
         "",
         f"Kept {selection['kept']} of {selection['total']} prompts: {selection['mixed']} mixed, "
-        f"{selection['solved']} solved, {selection['unsolved']} unsolved, {selection['unscored']} unscored, "
-        f"{selection['suspect_gold']} with a suspect gold.",
+        f"{selection['solved']} solved, {selection['unsolved_so_far']} unsolved so far, {selection['truncated']} "
+        f"mostly truncated, {selection['unscored']} unscored, {selection['suspect_gold']} with a suspect gold.",
         "",
         "![pass rates before and after selection](pass_rates.png)",
         "",
@@ -82,7 +84,12 @@ def render(
         "",
         "## Data",
         "",
-        f"Source `{sources['source']}`, licence {sources['licence']}, revision {sources['revision']}.",
+        "| source | rows | licence | revision |",
+        "|---|---|---|---|",
+        *(
+            f"| `{row['source']}` | {row['rows_read']} | {row['licence']} | {row['revision']} |"
+            for row in sources["sources"]
+        ),
     ]
     if sources.get("mistakes"):
         lines += [
@@ -110,7 +117,7 @@ def publish_report(pipeline: Pipeline) -> None:
         parent.file(file, "report")
     parent.metrics(_headline(pipeline))
     links = f"MLflow run: [{parent.run_id}]({mlflow_link(parent.experiment_id, parent.run_id or '')})\n\n"
-    markdown = links + _inline_images((report / "report.md").read_text(), report)
+    markdown = links + inline_images((report / "report.md").read_text(), report)
     console.publish_markdown("report", markdown, "Held-out results, curation and training")
 
 
@@ -124,7 +131,7 @@ def _headline(pipeline: Pipeline) -> dict[str, float]:
         values[f"{model}/pass@{k}"] = facts["pass@k"]
     selection, policy = _outcome(pipeline, "select_prompts").facts, _outcome(pipeline, "train_grpo").facts
     values |= {
-        f"prompts/{name}": selection[name] for name in ("total", "kept", "mixed", "solved", "unsolved")
+        f"prompts/{name}": selection[name] for name in ("total", "kept", "mixed", "solved", "unsolved_so_far")
     }
     values["zero_variance_share"] = policy["zero_variance_share"]
     return values
@@ -152,14 +159,18 @@ def pipeline_summary(pipeline: Pipeline, wall_s: float) -> dict[str, Any]:
 
 def curation_summary(pipeline: Pipeline, wall_s: float) -> dict[str, Any]:
     """What `flows.prompt_curation` returns and prints as its last line."""
-    last = pipeline.outcomes[-1]
     summary: dict[str, Any] = {"seed": pipeline.seed, "wall_s": wall_s}
-    if last.ref.stage == "select_prompts":
-        summary["prompts"] = _prompt_counts(pipeline)
+    for name, stage in (("selection", "select_prompts"), ("report", "report_curation")):
+        found = [outcome for outcome in pipeline.outcomes if outcome.ref.stage == stage]
+        if found:
+            summary[name] = found[-1].ref.path
+        if found and name == "selection":
+            facts = found[-1].facts
+            summary["prompts"] = {part: facts[part] for part in ("total", "kept", *LABELS)}
     return summary | {
         "stages": _stages(pipeline),
         "mlflow_run_id": pipeline.parent and pipeline.parent.run_id,
-        "artifact": last.ref.path,
+        "artifact": pipeline.outcomes[-1].ref.path,
     }
 
 
@@ -187,7 +198,12 @@ def show_curation(summary: Mapping[str, Any]) -> None:
     out = _terminal()
     out.print()
     _show_common(out, summary)
-    _show_places(out, summary, "artifact", summary["artifact"])
+    if "report" in summary:
+        out.print(
+            f"browse the prompts that were not usable: {summary['report']}/payload/browse.html",
+            soft_wrap=True,
+        )
+    _show_places(out, summary, "artifact", summary.get("selection", summary["artifact"]))
 
 
 def _show_common(out: Any, summary: Mapping[str, Any]) -> None:
@@ -199,8 +215,10 @@ def _show_common(out: Any, summary: Mapping[str, Any]) -> None:
     out.print("Stages (seconds and tokens of the run that built them)", style="bold")
     out.print(table)
     if "prompts" in summary:
+        counts = summary["prompts"]
+        classes = ", ".join(f"{counts[label]} {label}" for label in LABELS if counts.get(label))
         out.print(
-            f"prompts kept by the pass-rate filter: {summary['prompts']['kept']} of {summary['prompts']['total']}"
+            f"prompts kept: {counts['kept']} of {counts['total']}" + (f" ({classes})" if classes else "")
         )
 
 
@@ -256,7 +274,7 @@ def _read(ref: ArtifactRef, file: str) -> Any:
     return json.loads((ref.payload / file).read_text())
 
 
-def _inline_images(markdown: str, folder: Path) -> str:
+def inline_images(markdown: str, folder: Path) -> str:
     """Prefect shows `data:` images, not files."""
 
     def inline(match: re.Match[str]) -> str:

@@ -12,8 +12,20 @@ from tasks.recipes import RewardSpec
 
 
 def reward_arguments(spec: RewardSpec, prompts: ArtifactRef) -> dict[str, Any]:
-    """Arguments of `rewards.registry.get_reward` for the databases of a prompts artifact."""
-    return {"name": spec.name, "database_root": str(prompts.payload / "databases"), **spec.params}
+    """Arguments of `rewards.registry.get_reward`: with the databases of a prompts artifact where it runs on them."""
+    return reward_on(spec, prompts.payload / "databases")
+
+
+def reward_on(spec: RewardSpec, databases: Path) -> dict[str, Any]:
+    """The same for a folder of databases that is no artifact yet; a reward without databases does not look at it.
+
+    Raises:
+        ValueError: unknown reward.
+    """
+    from rewards.registry import needs_databases
+
+    place = {"database_root": str(databases)} if needs_databases(spec.name) else {}
+    return {"name": spec.name, **place, **spec.params}
 
 
 def open_reward(spec: RewardSpec, prompts: ArtifactRef) -> Reward:
@@ -31,6 +43,6 @@ def reward_identity(spec: RewardSpec) -> RewardIdentity:
     from rewards.registry import get_reward
 
     try:
-        return get_reward(spec.name, database_root=Path("."), **spec.params).identity
+        return get_reward(**reward_on(spec, Path("."))).identity
     except (ValueError, TypeError) as error:
         raise ConfigError(f"reward: {error}") from error

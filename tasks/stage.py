@@ -80,13 +80,9 @@ class Build:
     def payload(self) -> Path:
         return self.partial.payload
 
-    def job(self, program: str, *, torchrun: bool = False, **options: Any) -> dict[str, Any]:
-        """Run a child program on this stage's recipe; its metrics, progress, tables and log are followed.
-
-        Returns:
-            The facts of its result, with `job_seconds`: wall time of the process tree, start-up included.
-        """
-        request = Request(
+    def request(self, **options: Any) -> Request:
+        """What a job of this stage is asked to do."""
+        return Request(
             recipe=self.recipe.model_dump(mode="json"),
             runtime=self.runtime.model_dump(mode="json"),
             seed=self.seed,
@@ -96,6 +92,13 @@ class Build:
             channel=str(self.partial.logs),
             options=options,
         )
+
+    def job(self, program: str, *, torchrun: bool = False, **options: Any) -> dict[str, Any]:
+        """Run a child program on this stage's recipe; its metrics, progress, tables and log are followed.
+
+        Returns:
+            The facts of its result, with `job_seconds`: wall time of the process tree, start-up included.
+        """
         listener = Listener(
             metrics=self.run.metric_lines,
             progress=self.console.progress,
@@ -106,7 +109,7 @@ class Build:
         try:
             facts = run_job(
                 program,
-                request,
+                self.request(**options),
                 listener,
                 ranks=getattr(self.runtime, "ranks", 1),
                 torchrun=torchrun,

@@ -47,10 +47,11 @@ def tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{furlong_home() / 'mlflow.db'}"
 
 
-def mlflow_link(experiment_id: str, run_id: str) -> str:
-    """Address of a run in the MLflow UI."""
+def mlflow_link(experiment_id: str, run_id: str, artifact: str = "") -> str:
+    """Address of a run in the MLflow UI, or of one of its files."""
     base = os.environ.get("FURLONG_MLFLOW_UI_URL") or "http://127.0.0.1:5000"
-    return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
+    place = f"/artifacts/{artifact}" if artifact else ""
+    return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}{place}?workflowType=machine_learning"
 
 
 @lru_cache(maxsize=1)

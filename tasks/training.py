@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.configs import ConfigError, StageName
+from tasks.configs import StageName
 from tasks.jobs.protocol import METRICS, RESOLVED
-from tasks.recipes import GrpoRecipe, TrainingRuntime
+from tasks.recipes import TrainingRuntime
 from tasks.rewarding import reward_arguments
 from tasks.stage import Build, Stage
 
@@ -25,9 +25,12 @@ def train_sft(build: Build) -> Mapping[str, Any]:
 
 
 def train_grpo(build: Build) -> Mapping[str, Any]:
-    """Payload: as `train_sft`; the prompts are those that the selection kept."""
-    _require_one_batch(build)
-    return _train(build, "grpo", reward=reward_arguments(build.reward, build.inputs["databases"]))
+    """Payload: as `train_sft`, of the prompts that the selection kept; record: also `checkpoint-<step>` if asked for."""
+    facts = _train(build, "grpo", reward=reward_arguments(build.reward, build.inputs["databases"]))
+    for checkpoint in sorted((build.partial.work / "kept").glob("checkpoint-*")):
+        (checkpoint / "training_args.bin").unlink(missing_ok=True)
+        shutil.move(checkpoint, build.partial.record / checkpoint.name)
+    return facts
 
 
 def _train(build: Build, program: str, **options: Any) -> Mapping[str, Any]:
@@ -61,19 +64,6 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:  # torn by a kill in the middle of a write
             continue
     return lines
-
-
-def _require_one_batch(build: Build) -> None:
-    from data.schemas import PromptTable, read_table
-
-    recipe: GrpoRecipe = build.recipe
-    needed = recipe.batch_size // recipe.num_generations
-    kept = len(read_table(build.inputs["prompts"].payload / "prompts.parquet", PromptTable))
-    if kept < needed:
-        raise ConfigError(
-            f"train_grpo: the selection kept {kept} prompts, one batch needs {needed} (batch_size {recipe.batch_size} / "
-            f"num_generations {recipe.num_generations}). Widen the select band, add curation prompts, or lower batch_size."
-        )
 
 
 TRAIN_SFT = Stage("train_sft", StageName.SFT, "model", 1, train_sft)

@@ -15,6 +15,7 @@ from data.schemas import (
     SampleTable,
     ScoreTable,
     SelectionTable,
+    StopTable,
     TableError,
     check_table,
     read_table,
@@ -33,6 +34,7 @@ def prompts(**changes: list[Any]) -> pl.DataFrame:
         "db_id": ["racing"] * 3,
         "source": ["t"] * 3,
         "gold_status": ["ok", "ok", "suspect_gold"],
+        "cluster": ["a", "a", "c"],
     }
     return pl.DataFrame(columns | changes)
 
@@ -44,6 +46,8 @@ def samples(**changes: list[Any]) -> pl.DataFrame:
         "completion": ["", "text"],
         "completion_tokens": [0, 3],
         "finish_reason": ["stop", "length"],
+        "truncated": [False, True],
+        "seed": [0, 2**31 - 1],
     }
     return pl.DataFrame(columns | changes)
 
@@ -55,6 +59,16 @@ def scores(**changes: list[Any]) -> pl.DataFrame:
         "score": [None, 0.5],
         "status": ["timeout", "correct"],
         "detail": ["", "equal"],
+        "truncated": [True, False],
+    }
+    return pl.DataFrame(columns | changes)
+
+
+def stops(**changes: list[Any]) -> pl.DataFrame:
+    columns: dict[str, list[Any]] = {
+        "prompt_id": ["a", "b"],
+        "trials": [4, 16],
+        "stop_rule": ["mixed", "cap"],
     }
     return pl.DataFrame(columns | changes)
 
@@ -63,15 +77,21 @@ def selection(**changes: list[Any]) -> pl.DataFrame:
     columns: dict[str, list[Any]] = {
         "prompt_id": ["a", "b"],
         "source": ["t", "t"],
+        "cluster": ["a", "b"],
         "trials": [8, 8],
         "unscored": [0, 8],
+        "truncated": [0, 0],
         "successes": [8, 0],
+        "stop_rule": ["cap", None],
         "pass_rate": [1.0, None],
+        "pass_rate_estimate": [1.0, None],
         "pass_rate_low": [0.675, None],
         "pass_rate_high": [1.0 - 1e-16, None],
         "mean_score": [1.0, None],
         "label": ["solved", "unscored"],
         "kept": [False, False],
+        "reason": ["above_band", "unscored"],
+        "weight": [0.0, 0.0],
     }
     return pl.DataFrame(columns | changes)
 
@@ -83,7 +103,9 @@ def selection(**changes: list[Any]) -> pl.DataFrame:
         (prompts(), PromptTable),
         (samples(), SampleTable),
         (scores(term_format=[1.0, None], term_empty=[None, None]), ScoreTable),
+        (stops(), StopTable),
         (selection(), SelectionTable),
+        (prompts(db_id=[None] * 3), PromptTable),
         (scores(score=[None, None]), ScoreTable),
         (prompts().clear(), PromptTable),
     ],
@@ -113,6 +135,10 @@ def test_equal_content_gives_equal_bytes(tmp_path: Path, ending: str) -> None:
         (prompts(answer=[1, 2, 3]), PromptTable, ["'answer' is not one of the table's"]),
         (prompts().drop("db_id"), PromptTable, ["'db_id' is missing"]),
         (prompts(db_id=[1, 2, 3]), PromptTable, ["'db_id' is Int64", "String"]),
+        (prompts(cluster=["a", None, "c"]), PromptTable, ["'cluster'", "a value", "row 2: None"]),
+        (prompts(db_id=["racing", " ", None]), PromptTable, ["'db_id'", "not blank", "row 2"]),
+        (stops(stop_rule=["mixed", "tired"]), StopTable, ["'stop_rule'", "'tired'"]),
+        (stops(prompt_id=["a", "a"]), StopTable, ["'prompt_id'", "once"]),
         (samples(sample_index=[1, 1]), SampleTable, ["prompt_id, sample_index", "row 1: 'a', 1"]),
         (samples(completion_tokens=[0, -1]), SampleTable, ["'completion_tokens'", "row 2: -1"]),
         (samples(finish_reason=["stop", "eos"]), SampleTable, ["'finish_reason'", "'eos'"]),
@@ -121,7 +147,13 @@ def test_equal_content_gives_equal_bytes(tmp_path: Path, ending: str) -> None:
         (scores(bonus=[1.0, 2.0]), ScoreTable, ["'bonus' is not one of"]),
         (selection(pass_rate=[1.2, None]), SelectionTable, ["'pass_rate'", "row 1: 1.2"]),
         (selection(successes=[9, 0]), SelectionTable, ["successes <= trials - unscored", "row 1"]),
-        (selection(pass_rate_low=[1.0, None], pass_rate=[0.5, None]), SelectionTable, ["row 1"]),
+        (
+            selection(pass_rate_estimate=[0.5, None]),
+            SelectionTable,
+            ["pass_rate_low <= pass_rate_estimate", "row 1"],
+        ),
+        (selection(reason=["above_band", "dull"]), SelectionTable, ["'reason'", "'dull'"]),
+        (selection(weight=[-1.0, 0.0]), SelectionTable, ["'weight'", "row 1: -1.0"]),
         (selection(label=["easy", "mixed"]), SelectionTable, ["'label'", "row 1: 'easy'"]),
     ],
 )

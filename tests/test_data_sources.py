@@ -14,9 +14,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from data.content import check_disjoint, fenced, normalise_prompt, normalise_sql, prompt_id
+from data.content import check_disjoint, fenced, normalise_prompt, normalise_sql, prompt_id, words_of
+from data.hygiene import leaks_of_table
 from data.schemas import TableError
-from data.sources import copy_databases, find_database, load_prompts, read_schema_text
+from data.sources import load_prompts
+from data.sql_databases import copy_databases, find_database, read_schema_text
 
 COLUMNS = {"prompt": "question", "solution": "gold_sql", "db_id": "db_id"}
 SHARED = Path(os.environ.get("FURLONG_SHARED_DATA") or Path(__file__).parents[1] / ".." / "shared" / "data")
@@ -80,6 +82,20 @@ def test_texts_that_differ(one: str, other: str) -> None:
     assert normalise_prompt(one) != normalise_prompt(other)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("What is 2 - 2?", ["what", "is", "2", "-", "2"]),
+        ("He won $1,000.50, or 20%.", ["he", "won", "$1,000.50", "or", "20%"]),
+        ("On 2024-06-13, whose horse's well-known?", ["on", "2024-06-13", "whose", "horse's", "well-known"]),
+        ("3! (x)", ["3", "!", "(", "x", ")"]),
+        ("?", []),
+    ],
+)
+def test_words_are_numbers_operators_and_words_without_sentence_marks(text: str, words: list[str]) -> None:
+    assert words_of(text) == words
+
+
 @pytest.mark.parametrize("text", ["What is 2+2 ?", "3 - - 1 !", "a ,  b", "( x ) ? !"])
 def test_normalising_twice_changes_nothing(text: str) -> None:
     assert normalise_prompt(normalise_prompt(text)) == normalise_prompt(text)
@@ -101,6 +117,7 @@ def test_sql_is_folded_outside_quotes_only() -> None:
 def test_prompt_ids_follow_the_content() -> None:
     assert prompt_id("d", "p", "s") == "53f74835f52e7f51"  # printf '["d","p","s"]' | sha256sum
     assert len({prompt_id("d", "p", "s"), prompt_id("dp", "", "s"), prompt_id("d", "p", "S")}) == 3
+    assert prompt_id(None, "p", "s") == "46d1fb4fb858038a"  # printf '["","p","s"]' | sha256sum
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
@@ -110,9 +127,10 @@ def test_all_kinds_of_file_give_the_same_table(tmp_path: Path, databases: Path, 
         write(path, rows(40))
     else:
         getattr(pl.DataFrame(rows(40)), f"write_{ending}")(path)
-    frame, report = load_prompts(
-        path, databases=databases, columns=COLUMNS, seed=3, licence="MIT", name="made up"
-    )
+    loaded = load_prompts(path, databases=databases, columns=COLUMNS, seed=3, licence="MIT", name="made up")
+    frame, (report,) = loaded.table, loaded.reports
+    assert loaded.questions == frame["prompt"].to_list(), "without a template the prompt is the question"
+    assert frame["cluster"].equals(frame["prompt_id"], check_names=False)
     assert report.rows_per_split == {"train": 32, "curation": 4, "heldout": 4}
     assert report.licence == "MIT"
     assert report.revision.startswith("sha256:")
@@ -121,7 +139,7 @@ def test_all_kinds_of_file_give_the_same_table(tmp_path: Path, databases: Path, 
     again = load_prompts(
         write(tmp_path / "b.jsonl", rows(40)), databases=databases, columns=COLUMNS, seed=3, name="made up"
     )
-    assert frame.equals(again[0])
+    assert frame.equals(again.table)
     train = frame.filter(pl.col("split") == "train")
     assert train["completion"].to_list() == [fenced(text) for text in train["solution"]]
     assert frame.filter(pl.col("split") != "train")["completion"].null_count() == 8
@@ -139,13 +157,9 @@ def test_duplicates_collapse_and_paraphrases_stay_together(tmp_path: Path, datab
     records.append({"question": "Show number 0.", "gold_sql": "SELECT 99", "db_id": "flat"})
     path = write(tmp_path / "set.jsonl", records)
     for seed in range(5):
-        frame, report = load_prompts(
-            path,
-            databases=databases,
-            columns=COLUMNS,
-            seed=seed,
-            shares={"train": 0.5, "curation": 0.25, "heldout": 0.25},
-        )
+        shares = {"train": 0.5, "curation": 0.25, "heldout": 0.25}
+        loaded = load_prompts(path, databases=databases, columns=COLUMNS, seed=seed, shares=shares)
+        frame, (report,) = loaded.table, loaded.reports
         assert (report.rows_read, report.duplicates_dropped, report.conflicting_golds) == (91, 31, 1)
         assert frame.height == 60
         sizes = report.rows_per_split
@@ -166,9 +180,8 @@ def test_given_splits_are_kept_and_leaks_leave_the_training_side(tmp_path: Path,
         {"question": "What is 2 + 2?", "gold_sql": "SELECT 4", "part": "heldout"} | gold,
     ]
     columns = COLUMNS | {"split": "part", "completion": "demo"}
-    frame, report = load_prompts(
-        write(tmp_path / "s.jsonl", records), databases=databases, columns=columns, seed=0
-    )
+    loaded = load_prompts(write(tmp_path / "s.jsonl", records), databases=databases, columns=columns, seed=0)
+    frame, (report,) = loaded.table, loaded.reports
     kept = frame.select("split", "prompt", "completion").rows()
     assert kept == [("train", "What is 2 - 2?", "because"), ("heldout", "What is 2 + 2?", None)]
     assert report.overlaps_removed == 3
@@ -190,18 +203,23 @@ def test_check_disjoint_shows_what_leaks() -> None:
     check_disjoint(pl.DataFrame([row | {"split": "train"} for row in same_prompt]))
     operators = [same_prompt[0], same_prompt[1] | {"prompt": "What is 2 - 2?"}]
     check_disjoint(pl.DataFrame(operators))
+    answers = [row | {"db_id": None, "solution": "42"} for row in operators]
+    check_disjoint(pl.DataFrame(answers))  # without a database, equal golds say nothing
+    with pytest.raises(TableError, match="1 prompts of train and heldout"):
+        check_disjoint(pl.DataFrame([row | {"db_id": None} for row in same_prompt]))
 
 
 def test_the_prompt_template_gets_question_and_schema(tmp_path: Path, databases: Path) -> None:
     records = [{"question": "Who {schema} is it?", "gold_sql": "SELECT 1", "db_id": "deep"}]
-    frame, _ = load_prompts(
+    loaded = load_prompts(
         write(tmp_path / "s.jsonl", records),
         databases=databases,
         columns=COLUMNS,
         seed=0,
         prompt_template="{schema}\n-- {question} as { JSON }",
     )
-    prompt = frame["prompt"][0]
+    assert loaded.questions == ["Who {schema} is it?"]
+    prompt = loaded.table["prompt"][0]
     assert prompt.startswith("CREATE TABLE race (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT);")
     assert prompt.endswith("-- Who {schema} is it? as { JSON }")
     assert "sqlite_sequence" not in prompt
@@ -250,7 +268,8 @@ def test_a_hub_data_set_needs_a_revision_and_is_asked_for_it(
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     options: dict[str, Any] = {"databases": databases, "columns": COLUMNS, "seed": 0}
-    frame, report = load_prompts("someone/races", revision="abc123", hub_split="dev", **options)
+    loaded = load_prompts("someone/races", revision="abc123", hub_split="dev", **options)
+    frame, (report,) = loaded.table, loaded.reports
     assert asked == [("someone/races", {"revision": "abc123", "split": "dev"})]
     assert (report.source, report.revision, report.licence) == ("someone/races", "abc123", "cc-by-4.0")
     assert set(frame["source"]) == {"someone/races"}
@@ -283,7 +302,7 @@ def test_spider_goes_through(tmp_path: Path) -> None:
     folder = SHARED / "spider_dev"
     if not (folder / "questions.jsonl").is_file():
         pytest.skip("Spider dev is not here; set FURLONG_SHARED_DATA to the folder that holds spider_dev")
-    frame, report = load_prompts(
+    loaded = load_prompts(
         folder / "questions.jsonl",
         databases=folder / "databases",
         columns=COLUMNS,
@@ -291,11 +310,15 @@ def test_spider_goes_through(tmp_path: Path) -> None:
         prompt_template="{schema}\n\n{question}",
         licence="CC BY-SA 4.0",
         name="spider_dev",
+        leak_ngram=13,
     )
+    frame, (report,) = loaded.table, loaded.reports
     assert report.rows_read == 634
     assert report.rows_read == frame.height + report.duplicates_dropped
-    assert len(report.db_ids) == 14
+    db_ids = frame["db_id"].unique().sort().to_list()
+    assert len(db_ids) == 14
     assert abs(report.rows_per_split["train"] / frame.height - 0.8) < 0.01
     assert frame["prompt"].str.contains("CREATE TABLE").all()
-    copies = copy_databases(folder / "databases", report.db_ids[:2], tmp_path / "copies")
+    assert not leaks_of_table(frame, loaded.questions, [], 13), "rows that share words were dealt together"
+    copies = copy_databases(folder / "databases", db_ids[:2], tmp_path / "copies")
     assert all(copy.is_file() for copy in copies)

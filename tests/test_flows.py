@@ -29,20 +29,35 @@ STAGES = [
     "sample_completions",
     "score_samples",
     "select_prompts",
+    "report_curation",
     "train_grpo",
     "run_benchmark.base",
     "run_benchmark.sft",
     "run_benchmark.grpo",
     "write_report",
 ]
-HEAVY = ("torch", "trl", "transformers", "vllm", "deepspeed", "mlflow")
+HEAVY = (
+    "torch",
+    "trl",
+    "transformers",
+    "vllm",
+    "deepspeed",
+    "mlflow",
+    "ray",
+    "polars",
+    "scipy",
+    "datasketch",
+)
 
 
 def manifest_of(stage: str) -> Manifest:
     return ArtifactStore().list(stage)[0]
 
 
-@pytest.mark.parametrize("module", ["flows.sft_grpo", "flows.prompt_curation"])
+@pytest.mark.parametrize(
+    "module",
+    ["flows.sft_grpo", "flows.prompt_curation", "flows.staleness_check", "flows.selection_comparison"],
+)
 def test_importing_a_flow_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
     answer = subprocess.run(
@@ -159,20 +174,27 @@ def test_curation_alone_reruns_what_is_asked_for(nano: dict[str, Any]) -> None:
     from flows.prompt_curation import prompt_curation
 
     fresh = prompt_curation(config="nano", fresh=[StageName.SELECT])
-    assert {label for label, row in fresh["stages"].items() if not row["reused"]} == {"select_prompts"}
-    band = ["select.recipe={low: 0.0, high: 0.0, low_closed: true, high_closed: true}"]
+    assert {label for label, row in fresh["stages"].items() if not row["reused"]} == {
+        "select_prompts",
+        "report_curation",
+    }
+    band = ["select.recipe={low: 0.0, high: 0.0, low_closed: true, high_closed: true, drop_truncated: false}"]
     other = prompt_curation(config="nano", overrides=band, only="select")
-    assert {label for label, row in other["stages"].items() if not row["reused"]} == {"select_prompts"}
+    assert {label for label, row in other["stages"].items() if not row["reused"]} == {
+        "select_prompts",
+        "report_curation",
+    }
     with pytest.raises(FileNotFoundError, match="sample_completions: no finished artifact"):
-        prompt_curation(config="nano", overrides=["sample.recipe.samples_per_prompt=5"], only="score")
+        prompt_curation(config="nano", overrides=["sample.recipe.max_samples=5"], only="score")
 
 
 def test_an_empty_selection_says_what_would_help(nano: dict[str, Any]) -> None:
     from flows.prompt_curation import prompt_curation
 
-    band = ["select.recipe={low: 0.99, high: 1.0}"]
+    band = ["select.recipe={low: 0.99, high: 1.0, drop_truncated: false}"]
     with pytest.raises(
-        ConfigError, match=r"0 of 48 prompts are inside 0\.99 < pass_rate < 1 .*samples_per_prompt"
+        ConfigError,
+        match=r"0 of 48 curation prompts were kept; at least one is needed\. .*Most were never solved",
     ):
         prompt_curation(config="nano", overrides=band, only="select")
 
@@ -200,7 +222,7 @@ def test_the_command_line_prints_a_plan_and_ends_in_json(nano: dict[str, Any]) -
     assert answer.returncode == 0, answer.stderr
     rows = json.loads(answer.stdout.strip().splitlines()[-1])["plan"]
     assert [row["stage"] for row in rows] == STAGES
-    assert rows[2]["action"] == "reuse" and rows[6]["action"] == "build"
+    assert rows[2]["action"] == "reuse" and rows[7]["action"] == "build"
 
 
 def test_a_wrong_field_ends_with_one_clear_line() -> None:
@@ -310,7 +332,7 @@ def test_the_same_flow_takes_an_outside_data_set_and_a_model_folder(
     assert summary["prompts"]["kept"] <= summary["prompts"]["total"]
     prompts = next(m for m in ArtifactStore().list("make_prompts") if m.facts["licence"] == "CC-BY-SA-4.0")
     assert prompts.facts["suspect_gold"] > 0, "some golds of Spider return nothing: set aside, not trained on"
-    assert "licence CC-BY-SA-4.0" in Path(summary["report"]).read_text()
+    assert "| CC-BY-SA-4.0 |" in Path(summary["report"]).read_text()
 
 
 @needs_spider

@@ -90,7 +90,7 @@ def test_the_vllm_engine_samples_for_curation(nano: dict[str, Any]) -> None:
 
     from flows.prompt_curation import prompt_curation
 
-    overrides = ["sample.recipe.engine=vllm", "sample.recipe.samples_per_prompt=4"]
+    overrides = ["sample.recipe.engine=vllm", "sample.recipe.first_samples=4", "sample.recipe.max_samples=4"]
     summary = prompt_curation(config="nano", overrides=overrides, only="sample")
     samples = pl.read_parquet(f"{summary['artifact']}/payload/samples.parquet")
     assert len(samples) == 48 * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rewards import final_number, text2sql
 from rewards.base import (
     UNSCORED,
     CheckedReward,
@@ -20,8 +22,10 @@ from rewards.base import (
     completion_text,
     one_line,
 )
-from rewards.registry import get_reward
-from rewards.text2sql import _MODULES
+from rewards.registry import REWARDS, get_reward, needs_databases, required_columns
+from tasks.configs import ConfigError
+from tasks.recipes import RewardSpec
+from tasks.rewarding import reward_identity, reward_on
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -116,9 +120,43 @@ def test_importing_rewards_is_cheap():
     subprocess.run([sys.executable, "-c", check], cwd=REPO, check=True, timeout=30)
 
 
-def test_digest_covers_what_decides():
+@pytest.mark.parametrize("modules", [text2sql._MODULES, final_number._MODULES])
+def test_digest_covers_what_decides(modules):
     """A module of ours that a digested module imports must be digested too."""
-    for name in _MODULES:
+    for name in modules:
         source = (REPO / "rewards" / f"{name}.py").read_text()
         imported = re.findall(r"^\s*(?:from|import) rewards\.(\w+)", source, re.MULTILINE)
-        assert set(imported) <= set(_MODULES), name
+        assert set(imported) <= set(modules), name
+
+
+def test_only_rewards_on_databases_get_a_folder():
+    assert {name: needs_databases(name) for name in REWARDS} == {
+        "text2sql_v1": True,
+        "final_number_v1": False,
+    }
+    assert required_columns("text2sql_v1") == ("solution", "db_id")
+    assert required_columns("final_number_v1") == ("solution",)
+    with pytest.raises(ValueError, match="No reward is called 'x'"):
+        needs_databases("x")
+    folder = Path("somewhere")
+    on_sql = reward_on(RewardSpec(params={"timeout_s": 2}), folder)
+    assert on_sql == {"name": "text2sql_v1", "database_root": "somewhere", "timeout_s": 2}
+    spec = RewardSpec(name="final_number_v1", params={"anywhere": False})
+    assert reward_on(spec, folder) == {"name": "final_number_v1", "anywhere": False}
+    assert reward_identity(spec).as_dict()["params"] == {"anywhere": False}
+    with pytest.raises(ConfigError, match="No reward is called 'x'"):
+        reward_identity(RewardSpec(name="x"))
+    with pytest.raises(ConfigError, match="does not know database_root"):
+        reward_identity(RewardSpec(name="final_number_v1", params={"database_root": "."}))
+
+
+@pytest.mark.parametrize("kind", REWARDS.values(), ids=list(REWARDS))
+def test_rewards_have_the_shape_that_stages_rely_on(kind):
+    assert REWARDS[vars(kind)["__name__"]] is kind
+    for method in (kind.results, kind.__call__):
+        accepted = inspect.signature(method).parameters
+        assert {"completions", *kind.required_columns} <= set(accepted)
+        assert any(about.kind is about.VAR_KEYWORD for about in accepted.values())
+    golds = inspect.signature(kind.check_golds).parameters
+    assert list(golds)[:3] == ["self", "solution", "db_id"] and golds["db_id"].default is None
+    assert ("database_root" in inspect.signature(kind).parameters) == kind.needs_databases

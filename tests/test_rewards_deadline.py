@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rewards import deadline
+from rewards import deadline_child
 from rewards.deadline import Outcome, WorkerPool, shared_pool
 
 REPO = Path(__file__).resolve().parents[1]
@@ -48,6 +50,20 @@ def die_once(payload, mark):
         open(payload, "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
     return "alive"
+
+def work(payload, mark):
+    # [number, what to do, folder]: leaves one file for each time it began.
+    number, what, folder = payload
+    open(f"{folder}/{number}.{os.getpid()}.{time.monotonic_ns()}", "w").close()
+    mark("working")
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if what == "fail":
+        raise ValueError(f"failed {number}")
+    time.sleep({"sleep": 60, "slow": 0.2}.get(what, 0))
+    return number
 
 def memory(payload, mark):
     return len(bytearray(payload))
@@ -142,6 +158,56 @@ def test_an_item_survives_one_lost_worker(pool, tmp_path):
     assert outcomes == [Outcome("value", "alive")]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_waits_behind_a_bad_item_is_not_lost_or_blamed(pool, tmp_path, seed):
+    """Workers hold items ahead of time; whatever ends one of them, the others get their own value."""
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    bad = {"sleep": "deadline", "stop": "deadline", "die": "crashed", "fail": "error"}
+    deeds = [*bad, *bad, "slow", "slow", *["fine"] * 190]
+    random.Random(seed).shuffle(deeds)
+    warm(pool)
+    payloads = [[number, what, str(folder)] for number, what in enumerate(deeds)]
+    outcomes = pool.run("pool_handlers:work", payloads, 0.5)
+    expected = [(bad.get(what, "value"), number) for number, what in enumerate(deeds)]
+    found = [
+        (outcome.kind, outcome.value if outcome.kind == "value" else number)
+        for number, outcome in enumerate(outcomes)
+    ]
+    assert found == expected
+    late = [outcome.phase for outcome in outcomes if outcome.kind == "deadline"]
+    assert late == ["working"] * 4
+    assert all(
+        outcome.detail == f"ValueError: failed {number}" and outcome.phase == "working"
+        for number, outcome in enumerate(outcomes)
+        if outcome.kind == "error"
+    )
+    begun = Counter(int(path.name.split(".")[0]) for path in folder.iterdir())
+    assert set(begun) == set(range(len(deeds)))
+    assert max(begun[number] for number, what in enumerate(deeds) if what in {"sleep", "stop"}) == 1
+
+
+def test_slow_items_are_shared_out(pool, tmp_path):
+    """A worker that meets a slow item gives back what it holds, which may be as slow."""
+    warm(pool)
+    deeds = ["fine"] * 60 + ["slow"] * 8 + ["fine"] * 60
+    payloads = [[number, what, str(tmp_path)] for number, what in enumerate(deeds)]
+    outcomes = pool.run("pool_handlers:work", payloads, 5)
+    assert [outcome.value for outcome in outcomes] == list(range(128))
+    begun = [path.name.split(".")[:2] for path in tmp_path.glob("*.*.*")]
+    shares = Counter(pid for number, pid in begun if deeds[int(number)] == "slow")
+    assert len(begun) == 128 and len(shares) == 2 and min(shares.values()) >= 2
+
+
+def test_large_items_do_not_block_the_pool(pool):
+    """A busy worker is handed no more than its socket holds: deadlines are watched meanwhile."""
+    warm(pool)
+    large = "x" * 500_000
+    outcomes = pool.run("pool_handlers:phases", [[[large, 0.02]]] * 40 + [[["b", 60]]] * 2, 0.5)
+    assert [outcome.kind for outcome in outcomes] == ["value"] * 40 + ["deadline"] * 2
+    assert outcomes[-1].phase == "b"
+
+
 def test_workers_killed_while_idle_and_while_busy(pool):
     warm(pool)
     for pid in pool.pids():
@@ -211,7 +277,7 @@ def test_close_ends_the_workers_and_allows_more(pool):
 
 
 def test_workers_that_cannot_start_are_an_error(monkeypatch):
-    monkeypatch.setattr(deadline, "_ROOT", Path("/nonexistent"))
+    monkeypatch.setattr(deadline_child, "ROOT", Path("/nonexistent"))
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="do not start"):

@@ -113,6 +113,16 @@ def test_missing_column_and_uneven_columns_are_named(root):
         reward(completions=["SELECT 1"], solution=[], db_id=["stable"])
 
 
+def test_rows_without_a_database_are_named(root):
+    columns = {"solution": ["SELECT 1"] * 3, "db_id": ["stable", None, None]}
+    with pytest.raises(ValueError, match=r"text2sql_v1 .*db_id is empty in 2 of 3 rows"):
+        Text2SqlV1(root)(completions=["SELECT 1"] * 3, **columns)
+    with pytest.raises(ValueError, match="db_id is empty in 2 of 3 rows"):
+        Text2SqlV1(root).check_golds(**columns)
+    with pytest.raises(ValueError, match="text2sql_v1 needs db_id"):
+        Text2SqlV1(root).check_golds(["SELECT 1"])
+
+
 def test_missing_database_is_an_error_and_creates_nothing(root):
     """SQ09: a mistyped path is a mistake in the set-up."""
     before = sorted(os.listdir(root))

@@ -19,7 +19,6 @@ from tasks import tracking
 from tasks.configs import ConfigError, Experiment, SampleStage, SelectStage, StageName
 from tasks.launch import JobFailed
 from tasks.pipeline import Pipeline
-from tasks.rewarding import reward_identity
 from tasks.stage import Build, Stage
 from tasks.tracking import TrackedRun
 
@@ -30,7 +29,7 @@ BUILT: list[str] = []
 
 def write_once(build: Build) -> Mapping[str, Any]:
     BUILT.append("sample")
-    (build.payload / "file.txt").write_text(f"{build.recipe.samples_per_prompt}")
+    (build.payload / "file.txt").write_text(f"{build.recipe.max_samples}")
     return {"generated_tokens": 7}
 
 
@@ -59,14 +58,14 @@ def pipeline(home: Path, planning: bool = False, seed: int = 0, **options: Any) 
     experiment = Experiment(name="contract")
     parent = None if planning else TrackedRun("contract", "parent", {})
     made = Pipeline(
-        experiment, seed=seed, parent=parent, reward=reward_identity(experiment.reward), **options
+        experiment, seed=seed, parent=parent, **options
     )
     assert made.store.root == home / "artifacts"
     return made
 
 
 def sample_stage(samples: int = 8, **runtime: Any) -> SampleStage:
-    return SampleStage.model_validate({"recipe": {"samples_per_prompt": samples}, "runtime": runtime})
+    return SampleStage.model_validate({"recipe": {"max_samples": samples}, "runtime": runtime})
 
 
 def both(one: Pipeline, samples: int = 8) -> ArtifactRef:

@@ -17,11 +17,12 @@ from typing import Any
 
 import polars as pl
 
-from data.content import fenced, normalise_prompt, prompt_id
+from data.content import fenced, normalise_prompt, prompt_id, word_ngrams, words_of
 from data.racing.combinations import Combination, QuestionSource
 from data.racing.templates import Template, all_templates, flipped
 from data.schemas import PromptTable, check_table, column_types
 
+UNSHARED_WORDS = 13  # no question to train on shares so many consecutive words with a heldout one
 SPREAD = 0.5  # a template's share of mistakes lies in mistake_share * (1 - SPREAD, 1 + SPREAD)
 
 
@@ -51,7 +52,8 @@ def make_racing(
     half and one and a half times `mistake_share`; in `flipped_templates` (a share of the templates,
     the same ones for every seed) it is `flipped_share`, all with the same mistake. Curation and
     heldout have no completion. `db_id` is the stem of the database's file name, `source` the name
-    of the template. Splits share no prompt and no gold SQL.
+    of the template. Splits share no prompt and no gold SQL, and no question of train or curation has 13
+    consecutive words of a heldout one: templates alone would make one in sixty do so.
 
     Raises ValueError when a share lies outside 0..1 or a template has too few combinations.
     """
@@ -146,35 +148,43 @@ def _ask(
     """Deal the combinations to the splits: triples (split, prompt, combination).
 
     Heldout and curation get a combination for each prompt. Train gets the rest, and asks again in
-    other words where there are fewer combinations than prompts.
+    other words where there are fewer combinations than prompts. What shares `UNSHARED_WORDS` words
+    with a heldout question is asked in other words, or not at all.
     """
-    kept_back = quota["heldout"] + quota["curation"]
-    for_train = pool[kept_back:]
     name = pool[0].template.name if pool else "a template"
     drawn: list[tuple[str, str, Combination]] = []
+    held_grams: set[str] = set()
 
     def add(split: str, combination: Combination, phrasing: int) -> bool:
         prompt = combination.prompt(phrasing)
         folded = normalise_prompt(prompt)
-        if folded in taken_prompts:
+        grams = set(word_ngrams(words_of(prompt), UNSHARED_WORDS))
+        if folded in taken_prompts or (split != "heldout" and grams & held_grams):
             return False
+        if split == "heldout":
+            held_grams.update(grams)
         taken_prompts.add(folded)
         drawn.append((split, prompt, combination))
         return True
 
-    for index, combination in enumerate(pool[:kept_back]):
-        split = "heldout" if index < quota["heldout"] else "curation"
-        add(split, combination, rng.randrange(len(combination.template.phrasings)))
+    waiting = iter(pool)
+    for split in ("heldout", "curation"):
+        missing = quota[split]
+        while missing and (combination := next(waiting, None)):
+            start = rng.randrange(len(combination.template.phrasings))
+            turns = range(start, start + len(combination.template.phrasings))
+            missing -= any(add(split, combination, turn) for turn in turns)
+    for_train = list(waiting)
     starts = [rng.randrange(len(item.template.phrasings)) for item in for_train]
     asked = 0
     for turn in range(len(for_train[0].template.phrasings) if for_train else 0):
         for combination, start in zip(for_train, starts, strict=True):
             if asked < quota["train"]:
                 asked += add("train", combination, start + turn)
-    if len(drawn) < kept_back + quota["train"]:
+    if len(drawn) < sum(quota.values()):
         raise ValueError(
             f"make_racing: {name} gives {len(drawn)} prompts from {len(pool)} combinations, "
-            f"expected {kept_back + quota['train']}; ask for fewer prompts"
+            f"expected {sum(quota.values())}; ask for fewer prompts"
         )
     return drawn
 
@@ -191,9 +201,10 @@ def _demonstrate(
         if index in wrong:
             choices = combination.mistakes[:1] if mix.flipped else combination.mistakes
             sql = rng.choice(choices)[1]
+        identity = prompt_id(db_id, prompt, combination.gold)
         rows.append(
             {
-                "prompt_id": prompt_id(db_id, prompt, combination.gold),
+                "prompt_id": identity,
                 "split": split,
                 "prompt": prompt,
                 "completion": fenced(sql) if split == "train" else None,
@@ -201,6 +212,7 @@ def _demonstrate(
                 "db_id": db_id,
                 "source": combination.template.name,
                 "gold_status": "ok",
+                "cluster": identity,
             }
         )
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
@@ -63,3 +64,16 @@ class GenerationLedger(TrainerCallback, ExportableState):
             "generated_tokens": int(self.generated_tokens),
             "zero_variance_share": self.zero_variance_sum / max(self.steps, 1),
         }
+
+
+class KeepCheckpoints(TrainerCallback):
+    """Saves a whole model folder every so many steps; on all ranks, for sharded weights are gathered to save them."""
+
+    def __init__(self, every: int, folder: Path) -> None:
+        self._every, self._folder = every, folder
+        self.trainer: Any = None
+        """Set after the trainer is made."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self._every == 0:
+            self.trainer.save_model(str(self._folder / f"checkpoint-{state.global_step}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -10,9 +11,9 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
 
 from rewards.registry import get_reward
-from tasks.jobs.callbacks import GenerationLedger, ReportToParent
+from tasks.jobs.callbacks import GenerationLedger, KeepCheckpoints, ReportToParent
 from tasks.jobs.group_trainer import GroupTrainer, TrackedReward
-from tasks.jobs.prompt_rows import conversational, longest_prompt, read_prompts
+from tasks.jobs.prompt_rows import conversational, longest_prompt, read_prompts, read_weights, weighted_order
 from tasks.jobs.protocol import Reporter, Request, run
 from tasks.jobs.training_setup import (
     check_world,
@@ -26,11 +27,12 @@ from tasks.jobs.training_setup import (
 from tasks.recipes import GrpoRecipe, GrpoRuntime
 
 
-def grpo_arguments(request: Request, longest_prompt: int = 512) -> GRPOConfig:
+def grpo_arguments(request: Request, longest_prompt: int = 512, *, in_order: bool = False) -> GRPOConfig:
     """TRL's own argument object for a request; raises TypeError or ValueError on what TRL does not take.
 
     Args:
         longest_prompt: tokens of the longest prompt; sizes vLLM's context.
+        in_order: the rows are in the order of training already.
     """
     recipe = GrpoRecipe.model_validate(request.recipe)
     runtime = GrpoRuntime.model_validate(request.runtime)
@@ -54,6 +56,8 @@ def grpo_arguments(request: Request, longest_prompt: int = 512) -> GRPOConfig:
         "max_grad_norm": recipe.max_grad_norm,
         "restore_callback_states_from_checkpoint": True,
     }
+    if in_order:
+        ours |= {"shuffle_dataset": False}
     if recipe.engine == "vllm":
         ours |= {
             "use_vllm": True,
@@ -74,9 +78,14 @@ def main(request: Request) -> None:
     prompts = read_prompts(request.inputs["prompts"], "curation")
     tokenizer = AutoTokenizer.from_pretrained(request.inputs["model"])
     # Before the model: with ZeRO-3, loading shards the weights only once the arguments exist.
-    arguments = grpo_arguments(request, longest_prompt(tokenizer, prompts["prompt"].to_list()))
+    weights = read_weights(request.inputs["prompts"], prompts)
+    longest = longest_prompt(tokenizer, prompts["prompt"].to_list())
+    arguments = grpo_arguments(request, longest, in_order=weights is not None)
     model = load_model(request.inputs["model"])
     rows = conversational(prompts, with_completion=False)
+    if weights is not None:
+        per_batch = (arguments.generation_batch_size or recipe.batch_size) // recipe.num_generations
+        rows = [rows[place] for place in weighted_order(weights, per_batch, recipe.steps, request.seed)]
     reward = get_reward(**request.options["reward"])
     reporter = Reporter(request)
     trainer = GroupTrainer(
@@ -91,9 +100,13 @@ def main(request: Request) -> None:
         completions_every=recipe.completions_every,
     )
     trainer.remove_callback(PrinterCallback)
+    if recipe.keep_every is not None:
+        keeper = KeepCheckpoints(recipe.keep_every, Path(request.work) / "kept")
+        keeper.trainer = trainer
+        trainer.add_callback(keeper)
     check_world(trainer, runtime)
     train_and_save(trainer, request, recipe.steps, choices(arguments))
-    reporter.result({**ledger_of(trainer).facts(), "prompts": len(rows)})
+    reporter.result({**ledger_of(trainer).facts(), "prompts": len(prompts)})
 
 
 def choices(arguments: GRPOConfig) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
-from data.schemas import PromptTable, read_table
+from data.schemas import PromptTable, SelectionTable, read_table
 
 
 def read_prompts(payload: str, split: str) -> pl.DataFrame:
@@ -52,3 +53,33 @@ def conversational(rows: pl.DataFrame, *, with_completion: bool) -> list[dict[st
             example |= {name: row[name] for name in ("prompt_id", "solution", "db_id")}
         examples.append(example)
     return examples
+
+
+def read_weights(payload: str, prompts: pl.DataFrame) -> list[float] | None:
+    """The selection's weight of each prompt, in the order of `prompts`; None where all count the same."""
+    path = Path(payload) / "selection.parquet"
+    if not path.is_file():
+        return None
+    selection = read_table(path, SelectionTable).select("prompt_id", "weight")
+    weights = prompts.join(selection, on="prompt_id", how="left", maintain_order="left")["weight"]
+    return None if weights.null_count() or weights.n_unique() == 1 else weights.to_list()
+
+
+def weighted_order(weights: Sequence[float], per_batch: int, batches: int, seed: int) -> list[int]:
+    """Rows in the order of training: each batch draws `per_batch` different rows in proportion to their weights.
+
+    Raises:
+        ValueError: fewer rows with a weight above 0 than one batch needs.
+    """
+    usable = sum(weight > 0 for weight in weights)
+    if usable < per_batch:
+        raise ValueError(
+            f"{usable} prompts have a weight above 0; one batch needs {per_batch} different ones"
+        )
+    draws = np.random.default_rng(seed)
+    shares = np.asarray(weights) / np.sum(weights)
+    return [
+        int(place)
+        for _ in range(batches)
+        for place in draws.choice(len(shares), size=per_batch, replace=False, p=shares)
+    ]

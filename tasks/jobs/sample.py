@@ -1,88 +1,168 @@
-"""Job: draw completions for one split of prompts, shard by shard.
+"""Job: draw completions of a policy for prompts, by a plan, into the sample ledger.
 
-Each finished shard is a file in the work folder under a name made of everything that decides its content, so
-a job that was killed generates only what is missing.
+Only what the ledger lacks is generated; the model is loaded when the first completion is missing, and never if none is.
+With a reward, a prompt stops once it is decided (`data.sequential`); which completions an artifact holds is written to
+`work/`, and the stage puts the artifact together from the ledger.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from transformers import AutoTokenizer
 
-from data.artifacts import stable_hash
-from data.schemas import SampleTable, write_table
-from tasks.jobs.engines import Draw, GenerationEngine, open_engine
+from data.sample_ledger import SegmentWriter, read_samples, sample_seed
+from data.sequential import Chunk, Outcome, SamplingPlan, run_plan
+from rewards.base import Reward, Status
+from rewards.registry import get_reward
+from tasks.jobs.completions import BATCH_SIZES, Completion, GenerationEngine, SampleRequest, Sampling
+from tasks.jobs.engines import open_engine
 from tasks.jobs.prompt_rows import longest_prompt, read_prompts
 from tasks.jobs.protocol import Reporter, Request, run
 from tasks.recipes import SamplingRuntime
 
+FACTS = ("completions", "new_completions", "completion_tokens", "generated_tokens")
+"""`new_` and `generated_` count what this job drew, the others also what the ledger already had."""
+
 
 def main(request: Request) -> None:
-    runtime = SamplingRuntime.model_validate(request.runtime)
-    draws = [Draw(**draw) for draw in request.options["draws"]]
-    rows = read_prompts(request.inputs["prompts"], request.options["split"])
+    options = request.options
+    rows = read_prompts(request.inputs["prompts"], options["split"])
+    if options.get("prompt_ids") is not None:
+        rows = rows.filter(pl.col("prompt_id").is_in(options["prompt_ids"]))
+    shard, shards = options["shard"]
+    rows = rows[shard::shards]
+    reward = get_reward(**options["reward"]) if options["reward"] else None
+    engine = LazyEngine(request, rows["prompt"].to_list())
     reporter = Reporter(request)
-    total = sum(draw.n for draw in draws) * len(rows)
-    reporter.progress(0, total, "loading the model")
-    longest = max(draw.max_completion_length for draw in draws)
-    context = _context(request.inputs["model"], rows["prompt"].to_list(), longest)
-    engine = open_engine(request.options["engine"], request.inputs["model"], runtime, context)
-    done = generated = new = 0
     started = time.monotonic()
-    for draw in draws:
-        shards = []
-        for shard in rows.iter_slices(request.options["shard_size"]):
-            table, was_there = _shard(engine, shard, draw, request)
-            shards.append(table)
-            tokens = int(table["completion_tokens"].sum())
-            done, generated, new = done + len(table), generated + tokens, new + (0 if was_there else tokens)
-            rate = new / max(time.monotonic() - started, 1e-9)
-            reporter.progress(done, total, f"completions, {rate:.0f} tokens/s")
-        table = pl.concat(shards).sort("prompt_id", "sample_index")
-        write_table(table, Path(request.payload) / f"{draw.name}.parquet", SampleTable)
+    facts = dict.fromkeys(FACTS, 0)
+    for draw in options["draws"]:
+        sampler = Sampler(request, draw, rows, engine, reward, reporter)
+        plan = SamplingPlan(**draw["plan"])
+        stops = run_plan(rows["prompt_id"], plan, sampler.draw, engine.batch_size)
+        path = Path(request.work) / f"stops-{draw['name']}-{shard}.json"
+        path.write_text(json.dumps(stops))
+        for name, value in sampler.facts.items():
+            facts[name] += value
     seconds = time.monotonic() - started
-    reporter.result({"generated_tokens": generated, "tokens_per_second": new / seconds, "completions": done})
+    reporter.result({**facts, "tokens_per_second": facts["generated_tokens"] / seconds})
 
 
-def _context(model: str, prompts: Sequence[str], completion: int) -> int:
-    """Tokens that the longest prompt and its completion may take together."""
-    return longest_prompt(AutoTokenizer.from_pretrained(model), prompts) + completion
+class LazyEngine:
+    """Loads the model at the first call."""
+
+    def __init__(self, request: Request, prompts: Sequence[str]) -> None:
+        self._request, self._prompts = request, prompts
+        self._runtime = SamplingRuntime.model_validate(request.runtime)
+        self._engine: GenerationEngine | None = None
+
+    @property
+    def batch_size(self) -> int:
+        return self._runtime.batch_size or BATCH_SIZES[self._request.options["engine"]]
+
+    def generate(self, requests: Sequence[SampleRequest], sampling: Sampling) -> list[Completion]:
+        if self._engine is None:
+            model, draws = self._request.inputs["model"], self._request.options["draws"]
+            prompt_length = longest_prompt(AutoTokenizer.from_pretrained(model), self._prompts)
+            completion_length = max(draw["sampling"]["max_completion_length"] for draw in draws)
+            self._engine = open_engine(
+                self._request.options["engine"], model, self._runtime, prompt_length + completion_length
+            )
+        return self._engine.generate(requests, sampling)
 
 
-def _shard(
-    engine: GenerationEngine, shard: pl.DataFrame, draw: Draw, request: Request
-) -> tuple[pl.DataFrame, bool]:
-    identity = stable_hash(
-        {
-            "prompts": shard["prompt_id"].to_list(),
-            "draw": vars(draw),
-            "seed": request.seed,
-            "model": request.options["model_digest"],
+class Sampler:
+    """Draws the chunks of a plan: from the ledger what it has, from the engine what it lacks."""
+
+    def __init__(
+        self,
+        request: Request,
+        draw: dict[str, Any],
+        rows: pl.DataFrame,
+        engine: LazyEngine,
+        reward: Reward | None,
+        reporter: Reporter,
+    ) -> None:
+        self._seed, self._sampling = request.seed, Sampling(**draw["sampling"])
+        self._folder = Path(draw["ledger"])
+        self._rows = {row["prompt_id"]: row for row in rows.iter_rows(named=True)}
+        self._engine, self._reward, self._reporter = engine, reward, reporter
+        self._known = {
+            (row["prompt_id"], row["sample_index"]): row
+            for row in read_samples(self._folder, rows["prompt_id"]).iter_rows(named=True)
         }
-    )
-    path = Path(request.work) / f"{draw.name}-{identity[:16]}.parquet"
-    if path.is_file():
-        return pl.read_parquet(path), True
-    groups = engine.generate(shard["prompt"].to_list(), draw, seed=int(identity[:12], 16) % 2**31)
-    table = pl.DataFrame(
-        [
-            {
-                "prompt_id": prompt_id,
-                "sample_index": index,
-                "completion": completion.text,
-                "completion_tokens": completion.tokens,
-                "finish_reason": completion.finish_reason,
-            }
-            for prompt_id, group in zip(shard["prompt_id"], groups, strict=True)
-            for index, completion in enumerate(group)
+        self._writer = SegmentWriter(self._folder)
+        self._started = time.monotonic()
+        self._cap = draw["plan"]["cap"] * len(self._rows)
+        self.facts = dict.fromkeys(FACTS, 0)
+
+    def draw(self, chunks: Sequence[Chunk]) -> list[list[Outcome]]:
+        wanted = [(chunk.prompt_id, index) for chunk in chunks for index in range(chunk.start, chunk.stop)]
+        self._generate([key for key in wanted if key not in self._known])
+        drawn = [self._known[key] for key in wanted]
+        self._count(drawn)
+        outcomes = iter(self._judge(drawn))
+        return [[next(outcomes) for _ in range(chunk.stop - chunk.start)] for chunk in chunks]
+
+    def _generate(self, missing: Sequence[tuple[str, int]]) -> None:
+        if not missing:
+            return
+        requests = [
+            SampleRequest(self._rows[prompt_id]["prompt"], sample_seed(self._seed, prompt_id, index))
+            for prompt_id, index in missing
         ]
-    )
-    write_table(table, path, SampleTable)
-    return table, False
+        completions = self._engine.generate(requests, self._sampling)
+        new = [
+            _sample_row(key, request, completion)
+            for key, request, completion in zip(missing, requests, completions, strict=True)
+        ]
+        self._writer.append(new)
+        self._known |= {(row["prompt_id"], row["sample_index"]): row for row in new}
+        self.facts["new_completions"] += len(new)
+        self.facts["generated_tokens"] += sum(row["completion_tokens"] for row in new)
+
+    def _count(self, drawn: Sequence[dict[str, Any]]) -> None:
+        self.facts["completions"] += len(drawn)
+        self.facts["completion_tokens"] += sum(row["completion_tokens"] for row in drawn)
+        rate = self.facts["generated_tokens"] / max(time.monotonic() - self._started, 1e-9)
+        self._reporter.progress(self.facts["completions"], self._cap, f"completions, {rate:.0f} tokens/s")
+
+    def _judge(self, drawn: Sequence[dict[str, Any]]) -> list[Outcome]:
+        """Without a reward nothing is decided, which a fixed plan does not need."""
+        if self._reward is None:
+            return [Outcome(None, row["completion_tokens"]) for row in drawn]
+        prompts = [self._rows[row["prompt_id"]] for row in drawn]
+        results = self._reward.results(
+            prompts=[prompt["prompt"] for prompt in prompts],
+            completions=[row["completion"] for row in drawn],
+            solution=[prompt["solution"] for prompt in prompts],
+            db_id=[prompt["db_id"] for prompt in prompts],
+        )
+        return [
+            Outcome(
+                None if result.score is None else result.status is Status.CORRECT, row["completion_tokens"]
+            )
+            for row, result in zip(drawn, results, strict=True)
+        ]
+
+
+def _sample_row(key: tuple[str, int], request: SampleRequest, completion: Completion) -> dict[str, Any]:
+    prompt_id, index = key
+    return {
+        "prompt_id": prompt_id,
+        "sample_index": index,
+        "completion": completion.text,
+        "completion_tokens": completion.tokens,
+        "finish_reason": completion.finish_reason,
+        "truncated": completion.finish_reason == "length",
+        "seed": request.seed,
+    }
 
 
 if __name__ == "__main__":
