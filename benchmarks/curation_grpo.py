@@ -26,6 +26,7 @@ from tasks.selection import SELECT_PROMPTS
 from tasks.training import TRAIN_GRPO
 
 EVERYTHING = SelectStage(recipe=SelectRecipe(low_closed=True, high_closed=True, drop_truncated=False))
+RATIOS = ("tokens_ratio", "tokens_ratio_with_curation", "steps_ratio")
 ARMS = ("curated", "uncurated")
 
 
@@ -38,7 +39,7 @@ def run(options: Options) -> dict[str, Any]:
         "seeds": seeds,
         "reached": sum(seed["tokens_ratio"] is not None for seed in seeds),
     }
-    for name in ("tokens_ratio", "tokens_ratio_with_curation", "steps_ratio"):
+    for name in RATIOS:
         values = [seed[name] for seed in seeds]
         result[name] = spread(values) if None not in values else None
     result["plot"] = str(plot(result, results_folder() / "curation-grpo.png"))
@@ -119,25 +120,20 @@ def tokens_by_step(metrics: Path) -> dict[int, int]:
 
 
 def ratios(arms: dict[str, Any], curation_tokens: int) -> dict[str, float | None]:
-    """None where the curated run never reaches the other's final score."""
-    uncurated = arms["uncurated"]
+    """None where there is nothing to reach (the uncurated run did not improve), or the curated run never reaches it."""
+    uncurated, points = arms["uncurated"], arms["curated"]["points"]
     target = uncurated["points"][-1]["mean_at_k"]
-    points = arms["curated"]["points"]
-    tokens, steps = (reached_at(points, axis, target) for axis in ("tokens", "step"))
-    return {
-        "target": target,
-        "tokens_ratio": None if tokens is None else tokens / uncurated["tokens"],
-        "tokens_ratio_with_curation": None
-        if tokens is None
-        else (tokens + curation_tokens) / uncurated["tokens"],
-        "steps_ratio": None if steps is None else steps / uncurated["steps"],
-    }
+    found: dict[str, float | None] = {"target": target}
+    improved = target > points[0]["mean_at_k"]
+    tokens, steps = (reached_at(points, axis, target) if improved else None for axis in ("tokens", "step"))
+    if tokens is None or steps is None:
+        return found | dict.fromkeys(RATIOS)
+    shares = (tokens / uncurated["tokens"], (tokens + curation_tokens) / uncurated["tokens"])
+    return found | dict(zip(RATIOS, (*shares, steps / uncurated["steps"]), strict=True))
 
 
 def reached_at(points: Sequence[dict[str, Any]], axis: str, target: float) -> float | None:
-    """Where `mean_at_k` first reaches `target`, on straight lines between the points."""
-    if points[0]["mean_at_k"] >= target:
-        return float(points[0][axis])
+    """Where `mean_at_k` first reaches `target`, which it is below at first, on straight lines between the points."""
     for before, after in pairwise(points):
         if after["mean_at_k"] >= target:
             part = (target - before["mean_at_k"]) / (after["mean_at_k"] - before["mean_at_k"])
@@ -191,7 +187,7 @@ def lines(result: dict[str, Any]) -> list[str]:
                 f"{found['zero_variance_share']:>9.1%}  {curve}"
             )
         rows.append(f"  {'':4} {reached(seed)}")
-    for name in ("tokens_ratio", "tokens_ratio_with_curation", "steps_ratio"):
+    for name in RATIOS:
         rows.append(f"  {name:<27} {interval(result[name])}")
     return [*rows, f"  plot: {result['plot']}"]
 
@@ -200,7 +196,9 @@ def reached(seed: dict[str, Any]) -> str:
     curation = seed["curation"]
     drew = f"curation drew {curation['completions']:,} completions, {curation['tokens']:,} tokens"
     if seed["tokens_ratio"] is None:
-        return f"not reached: {seed['target']:.1%}; {drew}"
+        start = seed["arms"]["uncurated"]["points"][0]["mean_at_k"]
+        why = "not reached" if seed["target"] > start else "nothing to reach"
+        return f"{why}: {seed['target']:.1%} from {start:.1%}; {drew}"
     return (
         f"reached {seed['target']:.1%} at {seed['tokens_ratio']:.1%} of the tokens, {seed['steps_ratio']:.1%} of the "
         f"steps; {drew}, with them {seed['tokens_ratio_with_curation']:.1%}"

@@ -21,9 +21,9 @@ import polars as pl
 
 from benchmarks.curation_runs import (
     Options,
-    best_engine,
     call_module,
     facts_of,
+    fast_engine,
     fixed,
     per_prompt,
     say,
@@ -58,7 +58,7 @@ def run(options: Options) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "samples": len(pairs),
         "newly_drawn": facts_of(samples).get("new_completions"),
-        "engine": best_engine(options),
+        "engine": fast_engine(options),
         "unique": int(pairs.select(pl.struct("prompt_id", "completion").n_unique()).item()),
         "without_sql_share": pairs["sql"].null_count() / len(pairs),
         "reward": REWARD,
@@ -77,8 +77,8 @@ def stored_samples(options: Options) -> tuple[ArtifactRef, ArtifactRef]:
     with options.pipeline(options.seed) as pipeline:
         prompts, _ = warm_start(pipeline)
     count = per_prompt(options.sizes.rescored, curation_prompts(prompts))
-    say(f"rescore: {count} completions of every prompt by {best_engine(options)}, unless they exist")
-    with options.pipeline(options.seed, fixed(count, best_engine(options))) as pipeline:
+    say(f"rescore: {count} completions of every prompt by {fast_engine(options)}, unless they exist")
+    with options.pipeline(options.seed, fixed(count, fast_engine(options))) as pipeline:
         prompts, policy = warm_start(pipeline)
         sample = pipeline.experiment.sample
         return prompts, pipeline.stage(SAMPLE_COMPLETIONS, sample, model=policy, prompts=prompts)

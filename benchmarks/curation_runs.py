@@ -69,7 +69,7 @@ class Sizes:
 
 
 FULL = Sizes(10, 3, 100_000, 2_000, 6, (10_000, 100_000, 1_000_000))
-SMALL = Sizes(5, 1, 5_000, 200, 2, (1_000, 10_000))
+SMALL = Sizes(5, 1, 5_000, 500, 2, (1_000, 10_000))
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,11 @@ def reference(folder: Path, kind: ArtifactKind) -> ArtifactRef:
     return ArtifactRef(kind, "benchmark", folder.name, digest, digest, str(folder))
 
 
-def best_engine(options: Options) -> str:
-    """vLLM where it is installed, else the engine of the config."""
-    return "vllm" if importlib.util.find_spec("vllm") else options.experiment.sample.recipe.engine
+def fast_engine(options: Options) -> str:
+    """For many samples: vLLM where it is installed; in a quick run, which draws few, the engine of the config."""
+    if options.quick or importlib.util.find_spec("vllm") is None:
+        return options.experiment.sample.recipe.engine
+    return "vllm"
 
 
 def results_folder() -> Path:
@@ -229,14 +231,15 @@ def samples_in(home: Path) -> Manifest:
     return ArtifactStore(home).list("sample_completions")[-1]
 
 
-def call_module(module: str, request: dict[str, Any], folder: Path, python: str = sys.executable) -> Any:
-    """Run `python -m <module> <request.json>` and return the JSON of its last line."""
-    path = folder / f"{module.rpartition('.')[2]}.json"
-    path.write_text(json.dumps(request))
-    answer = subprocess.run(
-        [python, "-m", module, str(path)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return json.loads(answer.stdout.strip().splitlines()[-1])
+def call_module(module: str, request: dict[str, Any], folder: Path) -> Any:
+    """Run `python -m <module> <request.json>` and return what it writes to the path `answer` of its request."""
+    name = module.rpartition(".")[2]
+    path, answer = folder / f"{name}.json", folder / f"{name}-answer.json"
+    answer.unlink(missing_ok=True)
+    path.write_text(json.dumps({**request, "answer": str(answer)}))
+    # Not stdout: vLLM prints there too.
+    subprocess.run([sys.executable, "-m", module, str(path)], cwd=REPOSITORY, stdout=sys.stderr, check=True)
+    return json.loads(answer.read_text())
 
 
 def per_prompt(total: int, prompts: int) -> int:

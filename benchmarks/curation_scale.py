@@ -144,19 +144,18 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
         "reward": None,
         "select": True,
     }
-    (folder / "request.json").write_text(json.dumps(request))
-    output = folder / "answer.txt"
+    output = folder / "answer.json"
+    (folder / "request.json").write_text(json.dumps({**request, "answer": str(output)}))
     command = [sys.executable, "-m", "benchmarks.curation_score_child", str(folder / "request.json")]
     started = time.monotonic()
-    with output.open("w") as stream:
-        child = subprocess.Popen(command, cwd=REPOSITORY, stdout=stream)
-        peaks = watch(child)
+    child = subprocess.Popen(command, cwd=REPOSITORY, stdout=sys.stderr)
+    peaks = watch(child)
     if child.returncode:
         raise RuntimeError(
             f"the child that scores {folder} exited with {child.returncode}; its error is above"
         )
     seconds = time.monotonic() - started
-    answer = json.loads(output.read_text().splitlines()[-1])
+    answer = json.loads(output.read_text())
     shutil.rmtree(answer["scores"])
     shutil.rmtree(answer["selection"])
     parts = {"stages": answer["peak_bytes"], **peaks}

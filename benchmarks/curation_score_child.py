@@ -3,8 +3,8 @@
     python -m benchmarks.curation_score_child <request.json>
 
 A fresh process each time, so that no worker remembers golds of an earlier run. The request holds `config`, `overrides`,
-`seed`, `prompts` and `samples` (folders of artifacts), `reward` (a RewardSpec, or null for the config's) and `select`.
-The last line is JSON: seconds of the stages themselves, counts, and the process's peak memory.
+`seed`, `prompts` and `samples` (folders of artifacts), `reward` (a RewardSpec, or null for the config's), `select`, and
+`answer`: where JSON goes with seconds of the stages themselves, counts, and the process's peak memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(path: str) -> None:
     call = (request["config"], request["overrides"], request["seed"], ALLOWED, frozenset(ALLOWED))
     with open_pipeline("benchmark_curation", *call) as pipeline:
         answer = score_and_select(pipeline, request, prompts, samples)
-    print(json.dumps({**answer, "peak_bytes": peak_bytes()}))
+    Path(request["answer"]).write_text(json.dumps({**answer, "peak_bytes": peak_bytes()}))
 
 
 def refuse(program: str, *_arguments: Any, **_options: Any) -> NoReturn:

@@ -1,9 +1,9 @@
 """The peer of part `vllm`: what a person would write, `LLM(...)` and one `generate` over everything.
 
-    python -m benchmarks.curation_vllm_bare <json with {"job": path of a sampling job's request.json}>
+    python -m benchmarks.curation_vllm_bare <request.json>
 
-Reads prompts, seeds and settings from the request of the job that it is compared with, and prints one JSON line. Text
-comes out as it does by default; ours also turns ids into text.
+The request holds `job`, the request.json of the sampling job that it is compared with, and `answer`, where the result
+goes. Prompts, seeds and settings are those of the job. Text comes out as it does by default; ours too ends in text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 
 
 def main(path: str) -> None:
-    job = json.loads(Path(json.loads(Path(path).read_text())["job"]).read_text())
+    request = json.loads(Path(path).read_text())
+    job = json.loads(Path(request["job"]).read_text())
     # As the job's launcher and engine set them.
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ |= job["runtime"]["environment"]
-    print(json.dumps(generate(job)))
+    Path(request["answer"]).write_text(json.dumps(generate(job)))
 
 
 def generate(job: dict[str, Any]) -> dict[str, Any]:

@@ -100,16 +100,17 @@ def curate(
     scores = pipeline.stage(SCORE_SAMPLES, experiment.score, name=name, samples=samples, prompts=prompts)
     if last == "score" and rescore_with is None:
         return scores
-    inputs = {"prompts": prompts, "samples": samples}
-    kept = pipeline.stage(SELECT_PROMPTS, experiment.select, name=name, scores=scores, **inputs)
+    drawn = {"prompts": prompts, "samples": samples}
+    kept = pipeline.stage(SELECT_PROMPTS, experiment.select, name=name, reward=None, scores=scores, **drawn)
     if rescore_with is not None:
-        before = kept
-        scores = pipeline.stage(
-            SCORE_SAMPLES, experiment.score, name="rescored", reward=rescore_with, **inputs
+        name, before = "rescored", kept
+        scores = pipeline.stage(SCORE_SAMPLES, experiment.score, name=name, reward=rescore_with, **drawn)
+        kept = pipeline.stage(
+            SELECT_PROMPTS, experiment.select, name=name, reward=None, scores=scores, **drawn
         )
-        kept = pipeline.stage(SELECT_PROMPTS, experiment.select, name="rescored", scores=scores, **inputs)
         pipeline.stage(COMPARE_SELECTIONS, experiment.report, before=before, after=kept, prompts=prompts)
-    pipeline.stage(REPORT_CURATION, experiment.report, name=name, scores=scores, selection=kept, **inputs)
+    found = {"scores": scores, "selection": kept, **drawn}
+    pipeline.stage(REPORT_CURATION, experiment.report, name=name, reward=None, **found)
     return kept
 
 

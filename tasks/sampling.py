@@ -200,7 +200,7 @@ def _distinct(samples: Path) -> dict[str, float]:
             f"check that the engine heeds each request's seed"
         )
     return {
-        "distinct_share": float(table["distinct"].sum() / max(table["trials"].sum(), 1)),
+        "distinct_share": int(table["distinct"].sum()) / max(int(table["trials"].sum()), 1),
         "repeated_prompts_share": same,
         "prompts": len(table),
     }

@@ -52,7 +52,7 @@ def select_prompts(build: Build) -> Mapping[str, Any]:
         curation,
         pl.scan_parquet(build.inputs["scores"].payload / "scores.parquet"),
         read_table(build.inputs["samples"].payload / "stops.parquet", StopTable),
-        build.experiment.sample.recipe.first_samples,
+        _first_samples(build.inputs["samples"]),
     )
     selection = select(measured, build.recipe)
     facts = selection_facts(measured, selection)
@@ -68,6 +68,12 @@ def select_prompts(build: Build) -> Mapping[str, Any]:
         (build.payload / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     build.run.table(_crosstab(selection).to_dicts(), "tables/dropped.json")
     return facts
+
+
+def _first_samples(samples: ArtifactRef) -> int:
+    """Completions of every prompt in the first phase, as the samples were drawn."""
+    manifest = Manifest.from_json((Path(samples.path) / "manifest.json").read_text())
+    return manifest.request["recipe"]["first_samples"]
 
 
 def measure(

@@ -86,23 +86,31 @@ def choose(selection: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
     import polars as pl
 
     usable = selection.filter(pl.col("label").is_in(LABELS))
-    count = min(count, len(usable))
-    parts = []
-    for _, group in sorted(usable.group_by("label"), key=lambda part: str(part[0])):
-        size = min(len(group), max(1, round(count * len(group) / len(usable))))
-        parts.append(
-            group.with_columns(
-                pl.Series("order", [_order(seed, prompt_id) for prompt_id in group["prompt_id"]])
-            )
-            .sort("order")
-            .head(size)
-            .drop("order")
-        )
-    if not parts:
+    if usable.is_empty():
         raise ValueError(
             "check_staleness: the selection has no prompt with a pass rate; nothing can be compared"
         )
+    order = pl.Series("order", [_order(seed, prompt_id) for prompt_id in usable["prompt_id"]])
+    shuffled = usable.with_columns(order).sort("order").drop("order")
+    sizes = dict(shuffled.group_by("label").len().sort("label").iter_rows())
+    parts = [
+        shuffled.filter(pl.col("label") == label).head(part) for label, part in deal(sizes, count).items()
+    ]
     return pl.concat(parts).sort("prompt_id")
+
+
+def deal(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """`count` places (at most all, at least one each) dealt to groups in proportion to their sizes; largest remainders
+    first."""
+    total = sum(sizes.values())
+    count = max(min(count, total), len(sizes))
+    exact = {name: count * size / total for name, size in sizes.items()}
+    dealt = {name: max(1, int(share)) for name, share in exact.items()}
+    while (missing := count - sum(dealt.values())) != 0:
+        step = 1 if missing > 0 else -1
+        open_groups = [name for name in sizes if (dealt[name] < sizes[name] if step > 0 else dealt[name] > 1)]
+        dealt[max(open_groups, key=lambda name: step * (exact[name] - dealt[name]))] += step
+    return dealt
 
 
 def _order(seed: int, prompt_id: str) -> str:

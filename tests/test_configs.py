@@ -107,8 +107,9 @@ def test_recipes_are_frozen() -> None:
         load_experiment("nano").grpo.recipe.beta = 1.0  # type: ignore[misc]
 
 
-def test_the_config_in_the_readme_parses() -> None:
+def test_the_configs_in_the_readme_parse() -> None:
     readme = (CONFIG_FOLDER.parents[1] / "README.md").read_text()
-    (snippet,) = re.findall(r"```yaml\n(.*?)```", readme, flags=re.DOTALL)
-    experiment = Experiment.model_validate(yaml.safe_load(snippet))
-    assert experiment.grpo.recipe.engine == "vllm" and experiment.grpo.runtime.zero_stage == 2
+    snippets = re.findall(r"```yaml\n(.*?)```", readme, flags=re.DOTALL)
+    sql, questions = (Experiment.model_validate(yaml.safe_load(snippet)) for snippet in snippets)
+    assert sql.grpo.recipe.engine == "vllm" and sql.grpo.runtime.zero_stage == 2
+    assert questions.prompts.recipe.source.kind == "questions" and questions.reward.name == "final_number_v1"

@@ -26,6 +26,11 @@ def built(summary: dict[str, Any]) -> set[str]:
     return {label for label, row in summary["stages"].items() if not row["reused"]}
 
 
+def of_nano(stage_name: str) -> Manifest:
+    """What the session's fixture built, before any test built more."""
+    return ArtifactStore().list(stage_name)[0]
+
+
 def newest(stage_name: str) -> Manifest:
     return ArtifactStore().list(stage_name)[-1]
 
@@ -45,7 +50,7 @@ def test_another_reward_scores_stored_samples_and_says_what_changed(
         "score_samples.rescored",
         "select_prompts.rescored",
         "compare_selections",
-        "report_curation",
+        "report_curation.rescored",
     }
     scores = newest("score_samples")
     assert scores.request["reward_params"]["weights"] == {"executes": 0.2, "result": 0.6, "format": 0.2}
@@ -63,7 +68,7 @@ def test_another_reward_scores_stored_samples_and_says_what_changed(
 def test_more_completions_are_added_to_those_that_exist(nano: dict[str, Any]) -> None:
     from flows.prompt_curation import prompt_curation
 
-    before = newest("sample_completions").facts
+    before = of_nano("sample_completions").facts
     summary = prompt_curation(config="nano", overrides=["sample.recipe.max_samples=6"], only="sample")
     facts = newest("sample_completions").facts
     assert facts["completions"] == 48 * 6 and facts["new_completions"] == 48 * 6 - before["completions"]
@@ -87,7 +92,7 @@ def test_the_pass_rate_of_the_base_model_needs_no_warm_start(nano: dict[str, Any
 
     summary = prompt_curation(config="nano", overrides=["sample.recipe.policy=base"])
     assert "train_sft" not in summary["stages"] and "sample_completions" in built(summary)
-    base, warm = newest("make_model").ref.digest, newest("train_sft").ref.digest
+    base, warm = of_nano("make_model").ref.digest, of_nano("train_sft").ref.digest
     assert newest("sample_completions").request["inputs"]["model"] == base != warm
 
 
@@ -103,7 +108,7 @@ def test_staleness_counts_flips_and_refreshes_when_asked(nano: dict[str, Any]) -
     from flows.staleness_check import staleness_check
 
     overrides = ["staleness.recipe.prompts=16"]
-    trained = newest("train_grpo").ref.path
+    trained = of_nano("train_grpo").ref.path
     summary = staleness_check(trained, "nano", overrides)
     found = summary["staleness"]
     assert found["sampled"] == 16 and found["of"] == 48

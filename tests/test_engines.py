@@ -22,12 +22,13 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from tasks.jobs.base_model import END, PAD, build_tokenizer
+from tasks.jobs.base_model import END, PAD
 from tasks.jobs.completions import ChatFormat
 from tasks.jobs.engine_identity import START, engine_version, served_model, server_version
 from tasks.jobs.engines import GenerationEngine, SampleRequest, Sampling, TransformersEngine, open_engine
 from tasks.jobs.seeded_draw import keep_drawn
 from tasks.recipes import SamplingRuntime
+from tests.tiny_policy import make_policy
 
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (no build for this machine)"
@@ -41,30 +42,8 @@ RUNTIME = SamplingRuntime()
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a Qwen3 of random weights, wide enough apart that tokens differ in probability."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
-
     folder = tmp_path_factory.mktemp("engines") / "policy"
-    tokenizer = build_tokenizer(PROMPTS * 3, 300)
-    vocabulary = tokenizer.get_vocab()
-    set_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=vocabulary[END],
-        pad_token_id=vocabulary[PAD],
-    )
-    network = Qwen3ForCausalLM(config)
-    network.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    make_policy(folder, PROMPTS)
     return str(folder)
 
 

@@ -194,3 +194,23 @@ def test_another_seed_draws_other_completions(
     one, other = completions(request_for(1)), completions(request_for(1, seed=1))
     assert one.keys() == other.keys()
     assert sum(one[key] != other[key] for key in one) > len(one) / 2
+
+
+def test_one_text_repeated_is_refused(tmp_path: Path) -> None:
+    """PR02: a seed that every request shares gives one completion eight times, and each pass rate is 0 or 1."""
+    from tasks.configs import ConfigError
+    from tasks.sampling import _distinct
+
+    def write(texts: Callable[[int, int], str]) -> Path:
+        rows = [(f"p{number}", index, texts(number, index)) for number in range(10) for index in range(8)]
+        path = tmp_path / "samples.parquet"
+        pl.DataFrame(rows, schema=["prompt_id", "sample_index", "completion"], orient="row").write_parquet(
+            path
+        )
+        return path
+
+    with pytest.raises(ConfigError, match=r"100% of 10 prompts got the same text every time.*temperature"):
+        _distinct(write(lambda number, index: f"answer {number}"))
+    facts = _distinct(write(lambda number, index: f"answer {number} {index % 4 if number else 0}"))
+    assert facts["distinct_share"] == pytest.approx((9 * 4 + 1) / 80)
+    assert facts["repeated_prompts_share"] == pytest.approx(0.1)

@@ -57,9 +57,7 @@ def _forget() -> None:
 def pipeline(home: Path, planning: bool = False, seed: int = 0, **options: Any) -> Pipeline:
     experiment = Experiment(name="contract")
     parent = None if planning else TrackedRun("contract", "parent", {})
-    made = Pipeline(
-        experiment, seed=seed, parent=parent, **options
-    )
+    made = Pipeline(experiment, seed=seed, parent=parent, **options)
     assert made.store.root == home / "artifacts"
     return made
 

@@ -1,0 +1,70 @@
+"""Staleness: which prompts are sampled again, and what flips and chance are said to be."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.pass_rate import Beta
+from tasks.recipes import SampleRecipe, StalenessRecipe
+from tasks.staleness import choose, deal, summarise
+
+LABELS = {"mixed": 60, "solved": 30, "unsolved_so_far": 9, "suspect_gold": 50}
+
+
+def selection() -> pl.DataFrame:
+    labels = [label for label, size in LABELS.items() for _ in range(size)]
+    successes = {"mixed": 4, "solved": 8, "unsolved_so_far": 0, "suspect_gold": 0}
+    return pl.DataFrame(
+        {
+            "prompt_id": [f"p{number:03}" for number in range(len(labels))],
+            "label": labels,
+            "trials": [8] * len(labels),
+            "unscored": [0] * len(labels),
+            "successes": [successes[label] for label in labels],
+        }
+    )
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 500), min_size=1), st.integers(1, 2000))
+def test_places_are_dealt_in_proportion(sizes: dict[str, int], count: int) -> None:
+    dealt = deal(sizes, count)
+    total = sum(sizes.values())
+    assert sum(dealt.values()) == max(min(count, total), len(sizes))
+    assert all(1 <= dealt[name] <= sizes[name] for name in sizes)
+    if count >= 4 * len(sizes):
+        assert all(abs(dealt[name] - min(count, total) * sizes[name] / total) <= len(sizes) for name in sizes)
+
+
+def test_every_label_that_can_change_is_sampled_and_the_seed_decides() -> None:
+    chosen = choose(selection(), 20, seed=0)
+    counts = dict(chosen["label"].value_counts().iter_rows())
+    assert counts == {"mixed": 12, "solved": 6, "unsolved_so_far": 2}
+    shuffled = choose(selection().sample(fraction=1, shuffle=True, seed=5), 20, seed=0)
+    assert shuffled.equals(chosen)
+    assert not choose(selection(), 20, seed=1).equals(chosen)
+
+
+def test_without_a_measured_prompt_nothing_can_be_compared() -> None:
+    with pytest.raises(ValueError, match="no prompt with a pass rate"):
+        choose(selection().filter(pl.col("label") == "suspect_gold"), 20, seed=0)
+
+
+@pytest.mark.parametrize(("limit", "stale"), [(0.1, True), (0.5, False)])
+def test_flips_are_weighted_by_the_size_of_their_label(limit: float, stale: bool) -> None:
+    chosen = choose(selection(), 20, seed=0)
+    # Half of the mixed prompts became solved, nothing else changed: 0.5 * 60 / 99 of all.
+    flips = chosen.with_columns(
+        ((pl.col("label") == "mixed") & (pl.int_range(pl.len()) < 6)).alias("flipped")
+    )
+    assert flips["flipped"].sum() == 6
+    recipe = StalenessRecipe(max_flipped_share=limit, sampling=SampleRecipe(max_samples=8))
+    result = summarise(flips, selection(), recipe, Beta(0.5, 0.5))
+    assert result["flipped_share"] == pytest.approx(0.5 * 60 / 99)
+    assert result["flipped_low"] < result["flipped_share"] < result["flipped_high"]
+    assert result["stale"] is stale and result["of"] == 99
+    chances = {label: part["expected_by_chance"] for label, part in result["by_label"].items()}
+    assert chances["mixed"] < 0.05, "a prompt with 4 of 8 stays mixed"
+    assert 0.1 < chances["solved"] < 0.5, "8 of 8 may well fail once in the next 8"
