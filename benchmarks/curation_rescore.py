@@ -28,6 +28,7 @@ from benchmarks.curation_runs import (
     per_prompt,
     say,
     scratch,
+    seal,
     warm_start,
 )
 from data.artifacts import ArtifactRef
@@ -45,6 +46,7 @@ def run(options: Options) -> dict[str, Any]:
     with scratch("rescore") as folder:
         once = folder / "once"
         write_table(distinct_samples(samples), once / "payload" / "samples.parquet", SampleTable)
+        seal(once, "samples", {})
         ours = {
             "all": rescore(options, prompts, Path(samples.path), folder),
             "unique": rescore(options, prompts, once, folder),

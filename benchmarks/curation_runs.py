@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -160,14 +160,32 @@ def facts_of(ref: ArtifactRef) -> dict[str, Any]:
     return dict(Manifest.from_json((Path(ref.path) / "manifest.json").read_text()).facts)
 
 
-def reference(folder: Path, kind: ArtifactKind) -> ArtifactRef:
-    """The artifact of a folder: a stage's, or one that a benchmark wrote (`payload/` without a manifest)."""
-    manifest = folder / "manifest.json"
-    if manifest.is_file():
-        ref = Manifest.from_json(manifest.read_text()).ref
-        return ArtifactRef(ref.kind, ref.stage, ref.name, ref.key, ref.digest, str(folder))
-    digest = digest_of(hash_files(folder / "payload"))
-    return ArtifactRef(kind, "benchmark", folder.name, digest, digest, str(folder))
+def reference(folder: Path) -> ArtifactRef:
+    """The artifact in a folder, wherever it lies now."""
+    return replace(Manifest.from_json((folder / "manifest.json").read_text()).ref, path=str(folder))
+
+
+def seal(folder: Path, kind: ArtifactKind, recipe: dict[str, Any]) -> ArtifactRef:
+    """Make an artifact of a folder whose `payload/` a benchmark wrote; `recipe` is what later stages look up."""
+    files = hash_files(folder / "payload")
+    digest = digest_of(files)
+    ref = ArtifactRef(kind, "benchmark", folder.name, digest, digest, str(folder))
+    manifest = Manifest(
+        ref=ref,
+        request={"recipe": recipe},
+        runtime={},
+        input_refs={},
+        files=files,
+        facts={},
+        packages={},
+        git_commit=None,
+        mlflow_run_id=None,
+        prefect_flow_run_id=None,
+        started_at="",
+        seconds=0.0,
+    )
+    (folder / "manifest.json").write_text(manifest.to_json())
+    return ref
 
 
 def fast_engine(options: Options) -> str:

@@ -27,7 +27,7 @@ import polars as pl
 import psutil
 import pyarrow.parquet as pq
 
-from benchmarks.curation_runs import REPOSITORY, Options, curate, fixed, say, scratch
+from benchmarks.curation_runs import REPOSITORY, Options, curate, fixed, say, scratch, seal
 from data.schemas import PromptTable, SampleTable, StopTable, check_table, column_types, write_table
 
 SAMPLES = 8
@@ -125,6 +125,8 @@ def write_artifacts(pool: Pool, count: int, databases: Path, folder: Path) -> di
     ids = {"prompt_id": frame["prompt_id"]}
     stops = pl.DataFrame(ids).with_columns(trials=pl.lit(SAMPLES), stop_rule=pl.lit("fixed"))
     write_table(stops, samples / "stops.parquet", StopTable)
+    seal(prompts.parent, "prompts", {})
+    seal(samples.parent, "samples", {"first_samples": SAMPLES})
     return {
         "prompts": count,
         "written": written,
@@ -137,7 +139,7 @@ def measure(options: Options, folder: Path) -> dict[str, Any]:
     """Score and select in a child; its seconds, its memory and that of the processes below it."""
     request = {
         "config": options.config,
-        "overrides": [*options.overrides, "sample.recipe.first_samples=8", "sample.recipe.max_samples=8"],
+        "overrides": options.overrides,
         "seed": options.seed,
         "prompts": str(folder / "prompts"),
         "samples": str(folder / "samples"),

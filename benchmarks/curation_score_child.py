@@ -29,8 +29,8 @@ ALLOWED = [StageName.SCORE, StageName.SELECT]
 def main(path: str) -> None:
     request = json.loads(Path(path).read_text())
     tasks.stage.run_job = refuse  # type: ignore[assignment]
-    prompts = reference(Path(request["prompts"]), "prompts")
-    samples = reference(Path(request["samples"]), "samples")
+    prompts = reference(Path(request["prompts"]))
+    samples = reference(Path(request["samples"]))
     call = (request["config"], request["overrides"], request["seed"], ALLOWED, frozenset(ALLOWED))
     with open_pipeline("benchmark_curation", *call) as pipeline:
         answer = score_and_select(pipeline, request, prompts, samples)

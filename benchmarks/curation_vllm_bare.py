@@ -2,8 +2,9 @@
 
     python -m benchmarks.curation_vllm_bare <request.json>
 
-The request holds `job`, the request.json of the sampling job that it is compared with, and `answer`, where the result
-goes. Prompts, seeds and settings are those of the job. Text comes out as it does by default; ours too ends in text.
+The request holds `job`, the request.json of the sampling job that it is compared with, `seeded`, whether each request
+brings its seed, and `answer`, where the result goes. Prompts and settings are those of the job. Text comes out as it does
+by default; ours too ends in text.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ def main(path: str) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ |= job["runtime"]["environment"]
-    Path(request["answer"]).write_text(json.dumps(generate(job)))
+    Path(request["answer"]).write_text(json.dumps(generate(job, request["seeded"])))
 
 
-def generate(job: dict[str, Any]) -> dict[str, Any]:
+def generate(job: dict[str, Any], seeded: bool) -> dict[str, Any]:
     """{"tokens", "seconds"} of one `LLM.generate`; seconds begin when the engine has loaded."""
     import torch
     from transformers import AutoTokenizer
@@ -43,7 +44,9 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     arguments: dict[str, Any] = {"max_model_len": longest + sampling["max_completion_length"]}
     if not torch.cuda.is_available():
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        arguments |= {"dtype": "float32", "enable_chunked_prefill": False}
+        arguments["dtype"] = "float32"
+        if seeded:  # vLLM 0.31 dies on a CPU when the prompt of a request with a seed is split
+            arguments["enable_chunked_prefill"] = False
     from vllm import LLM, SamplingParams
 
     engine = LLM(model=model, **arguments | job["runtime"]["engine_arguments"])
@@ -59,7 +62,7 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
             temperature=sampling["temperature"],
             top_p=sampling["top_p"],
             max_tokens=sampling["max_completion_length"],
-            seed=seed,
+            seed=seed if seeded else None,
             stop_token_ids=sorted(chat.stop_ids),
         )
         for _, seed in requests

@@ -104,11 +104,17 @@ def _ray(address: str, shards: int) -> Iterator[RayTaskRunner[Any]]:
 
 
 def _environment() -> dict[str, str]:
-    """For Ray's workers: the Prefect server that this flow run reports to, also when it is one of its own."""
+    """Of Ray's workers."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        return {"PREFECT_API_URL": str(client.api_url)}
+        url = str(client.api_url)
+    return {
+        "PREFECT_API_URL": url,  # the flow run's server, also when it is an embedded one
+        # An ending worker would kill its child, our supervisor, which then could not end the job's tree.
+        "RAY_kill_child_processes_on_worker_exit": "false",
+        "RAY_worker_niceness": "0",  # a shard is no less urgent than a job without Ray
+    }
 
 
 def _submit(

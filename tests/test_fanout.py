@@ -68,7 +68,7 @@ def shard_requests(inputs: dict[str, str], folder: Path, samples: int = 4, shard
         (folder / name).mkdir(parents=True, exist_ok=True)
     draw = {
         "name": "samples",
-        "plan": {"first": samples, "more": samples, "cap": samples},
+        "plan": {"first": 4, "more": 4, "cap": samples},
         "sampling": sampling,
         "ledger": str(ledger.folder),
     }
@@ -159,11 +159,17 @@ def test_a_cancelled_flow_ends_all_shards(
 
 DRIVER = """
 import json, sys
+from prefect import flow
 from tasks.fanout import run_shards
 from tasks.jobs.protocol import Request
 from tasks.recipes import SamplingRuntime
-requests = [Request(**request) for request in json.load(sys.stdin)]
-run_shards("sample", requests, SamplingRuntime(shards=2, ray_address="local"))
+
+@flow
+def sample():
+    requests = [Request(**request) for request in json.load(sys.stdin)]
+    run_shards("sample", requests, SamplingRuntime(shards=2, ray_address="local"))
+
+sample()
 """
 
 
@@ -178,18 +184,24 @@ def test_nothing_outlives_a_killed_flow(
     flow = subprocess.Popen(
         [sys.executable, "-c", DRIVER], cwd=REPOSITORY, stdin=subprocess.PIPE, text=True, env=environment
     )
-    assert flow.stdin is not None
-    flow.stdin.write(json.dumps([asdict(request) for request in requests]))
-    flow.stdin.close()
-    started = [Path(request.channel) / protocol.PROGRESS for request in requests]
+    try:
+        assert flow.stdin is not None
+        flow.stdin.write(json.dumps([asdict(request) for request in requests]))
+        flow.stdin.close()
+        wait_for([Path(request.channel) / protocol.PROGRESS for request in requests], flow)
+        tree = [process.pid for process in psutil.Process(flow.pid).children(recursive=True)]
+        assert len(set(tree) & set(job_processes(tmp_path))) == 4, "two jobs and their supervisors"
+        flow.send_signal(signum)
+        flow.wait(60)
+    finally:
+        flow.kill()
+    assert gone(job_processes(tmp_path), seconds=20)
+    assert gone(tree, seconds=60)
+
+
+def wait_for(files: list[Path], flow: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
-    while not all(path.is_file() for path in started):
+    while not all(path.is_file() for path in files):
         assert time.monotonic() < deadline
-        assert flow.poll() is None
+        assert flow.poll() is None, "the flow ended before its shards had drawn anything"
         time.sleep(0.2)
-    tree = [process.pid for process in psutil.Process(flow.pid).children(recursive=True)]
-    tree += job_processes(tmp_path)
-    assert len(tree) > 4
-    flow.send_signal(signum)
-    flow.wait(60)
-    assert gone(tree, seconds=30)
