@@ -5,7 +5,7 @@ parameters, engine and its version, seed). Its completions lie in append-only JS
 append is on disk (fsync) when it returns, and a line that a kill cut short is passed over. So a stage that was
 killed, or asks for 16 completions after 8, draws only what is missing.
 
-Not covered: who may write (the stage holds `exclusive(ledger.lock_path)`), and drawing anew on purpose (remove the folder).
+Not covered: who may write (the stage holds a lock), and drawing anew on purpose (remove the folder).
 """
 
 from __future__ import annotations
@@ -45,10 +45,6 @@ class SampleLedger:
     def __init__(self, root: Path, identity: Mapping[str, Any]) -> None:
         self.identity = dict(identity)
         self.folder = root / stable_hash(self.identity)[:16]
-
-    @property
-    def lock_path(self) -> Path:
-        return self.folder.with_suffix(".lock")
 
     def create(self) -> None:
         """Make the folder, and say in it for people what its completions were drawn from."""

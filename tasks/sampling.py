@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,8 +83,9 @@ def draw_completions(
         "reward": reward,
         "draws": [{**draw, "ledger": str(ledger)} for draw, ledger in zip(draws, ledgers, strict=True)],
     }
-    # One lock is enough: the draws of a stage differ in temperature alone.
-    with exclusive(ledgers[0].with_suffix(".lock"), build.console.waiting):
+    with ExitStack() as locks:
+        for ledger in sorted(ledgers):  # in one order everywhere, or two stages could wait for each other
+            locks.enter_context(exclusive(ledger.with_suffix(".lock"), build.console.waiting))
         for stale in build.partial.work.glob("stops-*.json"):  # of an attempt with other shards
             stale.unlink()
         facts = _run_shards(build, options)
@@ -223,7 +225,7 @@ def find_checkpoint(pipeline: Pipeline, path: str, prompts: ArtifactRef) -> Arti
     folder = Path(path).resolve()
     manifest = folder / "manifest.json"
     if manifest.is_file():
-        ref = Manifest.from_json(manifest.read_text()).ref
+        ref = replace(Manifest.from_json(manifest.read_text()).ref, path=str(folder))
         if ref.kind == "model":
             return ref
         raise ConfigError(f"{path} is an artifact of kind {ref.kind}; expected a model")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -309,7 +310,12 @@ def find_selection(path: str) -> ArtifactRef:
         ConfigError: the folder holds no finished selection.
     """
     manifest = Path(path) / "manifest.json"
-    ref = Manifest.from_json(manifest.read_text()).ref if manifest.is_file() else None
+    # The folder may have been moved since: where it lies now counts.
+    ref = (
+        replace(Manifest.from_json(manifest.read_text()).ref, path=str(Path(path).resolve()))
+        if manifest.is_file()
+        else None
+    )
     if ref is None or ref.stage != SELECT_PROMPTS.name:
         raise ConfigError(
             f"no selection at '{path}': expected the folder of a select_prompts artifact, as a curation's summary names it"

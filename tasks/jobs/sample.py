@@ -40,8 +40,7 @@ def main(request: Request) -> None:
     reward = get_reward(**options["reward"]) if options["reward"] else None
     engine = LazyEngine(request, rows["prompt"].to_list())
     reporter = Reporter(request)
-    started = time.monotonic()
-    facts = dict.fromkeys(FACTS, 0)
+    facts: dict[str, float] = dict.fromkeys(FACTS, 0)
     for draw in options["draws"]:
         sampler = Sampler(request, draw, rows, engine, reward, reporter)
         plan = SamplingPlan(**draw["plan"])
@@ -50,8 +49,9 @@ def main(request: Request) -> None:
         path.write_text(json.dumps(stops))
         for name, value in sampler.facts.items():
             facts[name] += value
-    seconds = time.monotonic() - started
-    reporter.result({**facts, "tokens_per_second": facts["generated_tokens"] / seconds})
+    seconds = engine.seconds
+    rate = facts["generated_tokens"] / seconds if seconds else 0.0
+    reporter.result({**facts, "generation_seconds": seconds, "tokens_per_second": rate})
 
 
 class LazyEngine:
@@ -61,6 +61,12 @@ class LazyEngine:
         self._request, self._prompts = request, prompts
         self._runtime = SamplingRuntime.model_validate(request.runtime)
         self._engine: GenerationEngine | None = None
+        self._loaded_at = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Since the model was loaded; 0 if it never was."""
+        return time.monotonic() - self._loaded_at if self._engine else 0.0
 
     @property
     def batch_size(self) -> int:
@@ -74,6 +80,7 @@ class LazyEngine:
             self._engine = open_engine(
                 self._request.options["engine"], model, self._runtime, prompt_length + completion_length
             )
+            self._loaded_at = time.monotonic()
         return self._engine.generate(requests, sampling)
 
 
@@ -98,7 +105,6 @@ class Sampler:
             for row in read_samples(self._folder, rows["prompt_id"]).iter_rows(named=True)
         }
         self._writer = SegmentWriter(self._folder)
-        self._started = time.monotonic()
         self._cap = draw["plan"]["cap"] * len(self._rows)
         self.facts = dict.fromkeys(FACTS, 0)
 
@@ -130,8 +136,13 @@ class Sampler:
     def _count(self, drawn: Sequence[dict[str, Any]]) -> None:
         self.facts["completions"] += len(drawn)
         self.facts["completion_tokens"] += sum(row["completion_tokens"] for row in drawn)
-        rate = self.facts["generated_tokens"] / max(time.monotonic() - self._started, 1e-9)
-        self._reporter.progress(self.facts["completions"], self._cap, f"completions, {rate:.0f} tokens/s")
+        rate = self.facts["generated_tokens"] / max(self._engine.seconds, 1e-9)
+        text = (
+            f"completions, {rate:.0f} tokens/s"
+            if self.facts["generated_tokens"]
+            else "completions, from the ledger"
+        )
+        self._reporter.progress(self.facts["completions"], self._cap, text)
 
     def _judge(self, drawn: Sequence[dict[str, Any]]) -> list[Outcome]:
         """Without a reward nothing is decided, which a fixed plan does not need."""
