@@ -55,18 +55,14 @@ def report_curation(build: Build) -> Mapping[str, Any]:
 def render(selection: pl.DataFrame, dropped: Mapping[str, Any]) -> str:
     """The Markdown of the report: what was kept, what was dropped and why, and the plots."""
     kept, drawn = int(selection["kept"].sum()), int(selection["trials"].sum())
+    reasons = [
+        f"| {reason.replace('_', ' ')} | {count} |" for reason, count in dropped["reasons"].items() if count
+    ]
     lines = [
         f"Kept {kept} of {len(selection)} prompts, from {drawn:,} completions "
         f"({drawn / max(len(selection), 1):.1f} a prompt).",
         "",
-        "| dropped because | prompts |",
-        "|---|---|",
-        *(
-            f"| {reason.replace('_', ' ')} | {count} |"
-            for reason, count in dropped["reasons"].items()
-            if count and reason != "kept"
-        ),
-        "",
+        *(["| dropped because | prompts |", "|---|---|", *reasons, ""] if reasons else []),
         "![pass rates before and after selection](pass_rates.png)",
         "",
         "![classes by source](classes.png)",

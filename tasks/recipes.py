@@ -397,7 +397,9 @@ class RewardSpec(Frozen):
     """The reward version; the same object serves curation, GRPO and the benchmark."""
 
     name: str = "text2sql_v1"
+    """A released version: `text2sql_v1` or `final_number_v1`."""
     params: dict[str, Any] = {}
+    """Its parameters, such as {"weights": [0.1, 0.8, 0.1]}."""
 
 
 def gradient_accumulation(batch_size: int, runtime: TrainingRuntime, stage: str) -> tuple[int, int]:
