@@ -106,7 +106,17 @@ def test_both_pages_render_and_the_run_form_shows_the_parameters(rig: Rig) -> No
         page.set_default_timeout(60_000)
         expect.set_options(timeout=60_000)
         page.goto(f"http://127.0.0.1:{rig.prefect_port}/deployments")
-        for name in ("text2sql-racing", "nano", "whole", "sample", "score", "select"):
+        for name in (
+            "text2sql-racing",
+            "nano",
+            "whole",
+            "prompts",
+            "sample",
+            "score",
+            "select",
+            "staleness",
+            "compare",
+        ):
             expect(page.get_by_text(name, exact=True).first).to_be_visible()
         page.get_by_text("nano", exact=True).first.click()
         page.get_by_role("button", name="Run", exact=True).first.click()
