@@ -37,6 +37,23 @@ class Runtime(Frozen):
     """Extra environment variables of the job (never hyper-parameters)."""
 
 
+DECIDING_ARGUMENTS = {
+    "dtype",
+    "generation_config",
+    "hf_overrides",
+    "kv_cache_dtype",
+    "logits_processors",
+    "model",
+    "override_generation_config",
+    "quantization",
+    "revision",
+    "seed",
+    "speculative_config",
+    "tokenizer",
+}
+"""Arguments of vLLM's `LLM` that change what is generated, and so have no place in a runtime."""
+
+
 class SamplingRuntime(Runtime):
     """How completions are generated."""
 
@@ -48,20 +65,19 @@ class SamplingRuntime(Runtime):
     shards: PositiveInt = 1
     """Jobs that share the prompts. More than one needs `ray_address` and a recipe without a total budget."""
     ray_address: str | None = None
-    """Where the shards run: `local` starts Ray on this machine, `auto` or `ray://host:port` joins a cluster that shares
-    `$FURLONG_HOME`. None runs without Ray."""
+    """Where the shards run: `local` starts Ray on this machine, `auto`, `host:port` or `ray://host:port` joins a cluster
+    that shares this checkout, its environment and `$FURLONG_HOME`, and reaches the Prefect server. None runs without
+    Ray."""
     server_urls: list[str] = []
     """Replicas of the vLLM server, such as `http://127.0.0.1:8000/v1`; each must serve this policy."""
 
     @model_validator(mode="after")
     def _nothing_that_decides_the_result(self) -> SamplingRuntime:
-        deciding = sorted(
-            self.engine_arguments.keys() & {"dtype", "quantization", "speculative_config", "seed"}
-        )
+        deciding = sorted(self.engine_arguments.keys() & DECIDING_ARGUMENTS)
         if deciding:
             raise ValueError(
                 f"engine_arguments may not set {', '.join(deciding)}: runtime is no part of the key, and these "
-                f"change what is generated; give the model artifact the dtype or quantization instead"
+                f"change what is generated; change the model artifact or the recipe instead"
             )
         return self
 

@@ -51,7 +51,9 @@ def mlflow_link(experiment_id: str, run_id: str, artifact: str = "") -> str:
     """Address of a run in the MLflow UI, or of one of its files."""
     base = os.environ.get("FURLONG_MLFLOW_UI_URL") or "http://127.0.0.1:5000"
     place = f"/artifacts/{artifact}" if artifact else ""
-    return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}{place}?workflowType=machine_learning"
+    return (
+        f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}{place}?workflowType=machine_learning"
+    )
 
 
 @lru_cache(maxsize=1)

@@ -200,7 +200,7 @@ def test_nothing_outlives_a_killed_flow(
         flow.kill()
         shutil.rmtree(temporary, ignore_errors=True)
     assert gone(job_processes(tmp_path), seconds=20)
-    # Ray's two agents look only once a minute whether their node still lives.
+    # Ray's two agents look only every few minutes whether their node still lives.
     assert gone([pid for pid, name in tree.items() if "Agent" not in name], seconds=20)
 
 
