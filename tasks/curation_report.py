@@ -81,6 +81,8 @@ def publish_curation(pipeline: Pipeline) -> None:
     payload = outcome.ref.payload
     for file in sorted(payload.iterdir()):
         parent.file(file, FOLDER)
+    selected = next(o for o in reversed(pipeline.outcomes) if o.ref.kind == "prompts" and "kept" in o.facts)
+    parent.metrics({f"prompts/{name}": value for name, value in selected.facts.items()})
     link = mlflow_link(parent.experiment_id, parent.run_id or "", f"{FOLDER}/{PAGE}")
     markdown = (
         f"[Browse the prompts that were not usable, with their completions]({link}) "

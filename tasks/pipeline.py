@@ -18,7 +18,7 @@ from tasks.jobs.protocol import Request
 from tasks.launch import Listener, run_job
 from tasks.provenance import git_commit, package_versions
 from tasks.recipes import RewardSpec
-from tasks.rewarding import reward_identity
+from tasks.rewarding import needs_databases, reward_identity
 from tasks.stage import Outcome, Stage, StageConfig, StageUse, run_stage
 from tasks.tracking import TrackedRun, reconcile, reward_tags
 
@@ -68,11 +68,13 @@ class Pipeline:
         """
         label = f"{stage.name}.{name}" if name else stage.name
         name = name or stage.kind
+        spec = reward or self.experiment.reward
+        # Before anything upstream is built: a wrong path or reward must not be found an hour later.
+        identity = reward_identity(spec) if stage.rewarded else None
+        recipe = stage.request(config.recipe)
         if any(ref.is_pending for ref in inputs.values()):
             return self._note(self._pending(stage, name, label, PENDING))
-        spec = reward or self.experiment.reward
-        identity = reward_identity(spec) if stage.rewarded else None
-        request = self._request(stage, config, inputs, identity)
+        request = self._request(stage, recipe, inputs, identity)
         key = stable_hash(request)
         force = stage.step in self._fresh or any(ref.key in self._forced for ref in inputs.values())
         if self.parent is None:
@@ -112,14 +114,14 @@ class Pipeline:
     def _request(
         self,
         stage: Stage,
-        config: StageConfig,
+        recipe: Mapping[str, Any],
         inputs: Mapping[str, ArtifactRef],
         reward: RewardIdentity | None,
     ) -> dict[str, Any]:
         request: dict[str, Any] = {
             "stage": stage.name,
             "stage_version": stage.version,
-            "recipe": stage.request(config.recipe),
+            "recipe": recipe,
             "inputs": {role: ref.digest for role, ref in inputs.items()},
         }
         if stage.seeded:
@@ -264,13 +266,25 @@ def validate(experiment: Experiment, seed: int) -> None:
     TRL's own argument classes judge in a child process (about ten seconds); what passed once is remembered.
 
     Raises:
-        ConfigError: an engine is missing.
+        ConfigError: an engine or a server is missing, or the reward does not fit the prompts.
         JobFailed: TRL refuses an argument; the message ends with its error.
     """
     stages = (experiment.sample, experiment.grpo, experiment.benchmark)
     engines = {stage.recipe.engine for stage in stages}
     if "vllm" in engines and importlib.util.find_spec("vllm") is None:
         raise ConfigError("an engine is 'vllm', but vLLM is not installed; install it or use 'transformers'")
+    for part in ("sample", "benchmark"):
+        stage = getattr(experiment, part)
+        if stage.recipe.engine == "server" and not stage.runtime.server_urls:
+            raise ConfigError(
+                f"{part}.recipe.engine is 'server', but {part}.runtime.server_urls is empty; name the server, such as "
+                f"[http://127.0.0.1:8000/v1]"
+            )
+    if experiment.prompts.recipe.source.kind == "questions" and needs_databases(experiment.reward):
+        raise ConfigError(
+            f"prompts.recipe.source is of kind 'questions', which have no database, but the reward {experiment.reward.name} "
+            f"runs on one; choose another reward, such as final_number_v1"
+        )
     recipes = {name: getattr(experiment, name).recipe.model_dump(mode="json") for name in ("sft", "grpo")}
     identity = stable_hash({"recipes": recipes, "packages": package_versions()})
     passed = furlong_home() / "checked" / identity

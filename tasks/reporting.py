@@ -129,11 +129,7 @@ def _headline(pipeline: Pipeline) -> dict[str, float]:
         k = int(facts["k"])
         values |= {f"{model}/greedy": facts["greedy"], f"{model}/mean@{k}": facts["mean@k"]}
         values[f"{model}/pass@{k}"] = facts["pass@k"]
-    selection, policy = _outcome(pipeline, "select_prompts").facts, _outcome(pipeline, "train_grpo").facts
-    values |= {
-        f"prompts/{name}": selection[name] for name in ("total", "kept", "mixed", "solved", "unsolved_so_far")
-    }
-    values["zero_variance_share"] = policy["zero_variance_share"]
+    values["zero_variance_share"] = _outcome(pipeline, "train_grpo").facts["zero_variance_share"]
     return values
 
 

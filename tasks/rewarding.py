@@ -22,10 +22,15 @@ def reward_on(spec: RewardSpec, databases: Path) -> dict[str, Any]:
     Raises:
         ValueError: unknown reward.
     """
-    from rewards.registry import needs_databases
-
-    place = {"database_root": str(databases)} if needs_databases(spec.name) else {}
+    place = {"database_root": str(databases)} if needs_databases(spec) else {}
     return {"name": spec.name, **place, **spec.params}
+
+
+def needs_databases(spec: RewardSpec) -> bool:
+    """Whether the reward runs on the databases of the prompts."""
+    from rewards.registry import needs_databases as asks
+
+    return asks(spec.name)
 
 
 def open_reward(spec: RewardSpec, prompts: ArtifactRef) -> Reward:
