@@ -16,6 +16,7 @@ from data.store import ArtifactStore
 from tasks import stage, tracking
 from tasks.configs import ConfigError
 from tasks.launch import REPOSITORY
+from tasks.pipeline import plan
 from tasks.recipes import RewardSpec
 
 SHARED = Path(os.environ.get("FURLONG_SHARED_DATA") or REPOSITORY.parent / "shared" / "data")
@@ -209,3 +210,31 @@ def test_gsm8k_goes_through_the_whole_chain(nano: dict[str, Any]) -> None:
     assert summary["prompts"]["total"] == prompts.facts["prompts.curation"] > 15
     scores = pl.read_parquet(newest("score_samples").ref.payload / "scores.parquet")
     assert set(scores["status"]) <= {"correct", "incorrect", "no_answer"}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sample.recipe.engine=server", "sample.runtime.server_urls is empty"),
+        ("model.recipe.source={kind: pretrained, id: /nope}", "no folder at /nope"),
+        (
+            "prompts.recipe.source={kind: questions, location: owner/name, revision: abc}",
+            "have no database, but the reward text2sql_v1 runs on one",
+        ),
+        ("sample.runtime.engine_arguments={kv_cache_dtype: fp8}", "may not set kv_cache_dtype"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_built(
+    home: Path, override: str, message: str
+) -> None:
+    from flows.prompt_curation import stages
+
+    with pytest.raises(ConfigError, match=message):
+        plan(stages, "nano", [override], 0, [])
+
+
+def test_an_unknown_reward_is_refused_before_anything_is_built(home: Path) -> None:
+    from flows.prompt_curation import stages
+
+    with pytest.raises(ConfigError, match="No reward is called 'text2sql_v9'"):
+        plan(lambda made: stages(made, "score", RewardSpec(name="text2sql_v9")), "nano", [], 0, [])
