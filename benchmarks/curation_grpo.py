@@ -3,7 +3,8 @@
 Curated: the config's selection. Uncurated: every prompt whose gold is good. Both are benchmarked on the held-out prompts
 at step 0 and at each kept checkpoint. `tokens_ratio`: tokens that the curated run had generated when it first reached
 the uncurated run's final mean@k (a straight line between checkpoints), over all tokens of the uncurated run. What
-curation itself sampled is not in it, and is reported beside it.
+curation itself sampled is not in it, and is reported beside it, and so is `tokens_ratio_of_itself`: when the uncurated run
+first reached its own final score. Curves that saturate are noisy, and that is below 1 without any effect of curation.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tasks.selection import SELECT_PROMPTS
 from tasks.training import TRAIN_GRPO
 
 EVERYTHING = SelectStage(recipe=SelectRecipe(low_closed=True, high_closed=True, drop_truncated=False))
-RATIOS = ("tokens_ratio", "tokens_ratio_with_curation", "steps_ratio")
+RATIOS = ("tokens_ratio", "tokens_ratio_of_itself", "tokens_ratio_with_curation", "steps_ratio")
 ARMS = ("curated", "uncurated")
 
 
@@ -126,10 +127,12 @@ def ratios(arms: dict[str, Any], curation_tokens: int) -> dict[str, float | None
     found: dict[str, float | None] = {"target": target}
     improved = target > points[0]["mean_at_k"]
     tokens, steps = (reached_at(points, axis, target) if improved else None for axis in ("tokens", "step"))
-    if tokens is None or steps is None:
+    own = reached_at(uncurated["points"], "tokens", target)
+    if tokens is None or steps is None or own is None:
         return found | dict.fromkeys(RATIOS)
-    shares = (tokens / uncurated["tokens"], (tokens + curation_tokens) / uncurated["tokens"])
-    return found | dict(zip(RATIOS, (*shares, steps / uncurated["steps"]), strict=True))
+    total = uncurated["tokens"]
+    shares = (tokens / total, own / total, (tokens + curation_tokens) / total, steps / uncurated["steps"])
+    return found | dict(zip(RATIOS, shares, strict=True))
 
 
 def reached_at(points: Sequence[dict[str, Any]], axis: str, target: float) -> float | None:

@@ -1,6 +1,7 @@
 """Part `sampling`: the sequential plan against a fixed number of samples, on the warm start's own prompts.
 
 Both plans read one ledger, so a prompt's first completions are the same in both and only what the plans draw differs.
+`mixed_recall` below 1 would be a fault of the plan: it stops at no prompt that is not mixed. It is no independent sample.
 What is compared: completions, tokens, and the mixed prompts that the selection keeps.
 """
 

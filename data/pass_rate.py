@@ -180,8 +180,8 @@ def posterior(prior: Beta, successes: ArrayLike, trials: ArrayLike, confidence: 
 def first_phase_rate(successes: ArrayLike, trials: ArrayLike) -> float:
     """Mean over prompts of successes / trials, from the samples of the first phase alone; NaN without any.
 
-    Every prompt gets its first phase whatever comes out, so this mean has no bias. Prompts without a scored sample are
-    left out.
+    Every prompt gets its first phase whatever comes out (unless a total budget ends within it: prompts are then left out
+    by their ids, not by what came out), so this mean has no bias. Prompts without a scored sample are left out.
 
     Args:
         successes, trials: scored counts of the first phase, one a prompt.

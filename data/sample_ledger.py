@@ -5,17 +5,21 @@ parameters, engine and its version, seed). Its completions lie in append-only JS
 append is on disk (fsync) when it returns, and a line that a kill cut short is passed over. So a stage that was
 killed, or asks for 16 completions after 8, draws only what is missing.
 
+A writer holds a shared lock on the folder's `writers` file until it is dead; who wants to write next waits for that
+(`wait_for_writers`): a job may outlive the flow that started it by some seconds.
+
 Not covered: who may write (the stage holds a lock), and drawing anew on purpose (remove the folder).
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,8 +28,14 @@ import polars as pl
 
 from data.artifacts import stable_hash
 from data.schemas import SampleTable, column_types
+from data.store import exclusive
 
 KEY = ["prompt_id", "sample_index"]
+WRITERS = "writers.lock"
+_KINDS = {
+    name: {pl.String: str, pl.Boolean: bool}.get(type(kind) if isinstance(kind, pl.DataType) else kind, int)
+    for name, kind in column_types(SampleTable).items()
+}
 
 
 def sample_seed(seed: int, prompt_id: str, index: int) -> int:
@@ -84,9 +94,15 @@ def _readable(content: bytes) -> list[dict[str, Any]]:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict):
-            rows.append(row)
+        if isinstance(row, dict) and all(isinstance(row.get(name), kind) for name, kind in _KINDS.items()):
+            rows.append({name: row[name] for name in _KINDS})
     return rows
+
+
+def wait_for_writers(folder: Path, on_wait: Callable[[str], None]) -> None:
+    """Return once no process writes into the ledger; `on_wait` as for `exclusive`. The caller keeps new ones away."""
+    with exclusive(folder / WRITERS, on_wait):
+        pass
 
 
 class SegmentWriter:
@@ -95,6 +111,8 @@ class SegmentWriter:
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"{time.time_ns()}-{os.getpid()}.jsonl"
         self._stream: io.BufferedWriter | None = None
+        self._writers = (folder / WRITERS).open("a")
+        fcntl.flock(self._writers, fcntl.LOCK_SH)
 
     def __enter__(self) -> SegmentWriter:
         return self
@@ -104,6 +122,7 @@ class SegmentWriter:
     ) -> None:
         if self._stream is not None:
             self._stream.close()
+        self._writers.close()
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows of a SampleTable; they are on disk when this returns."""
@@ -115,6 +134,6 @@ class SegmentWriter:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    # A lone surrogate (a server's JSON can hold one) has no UTF-8 form.
+    # A lone surrogate has no UTF-8 form, and would make the line unreadable.
     completion = row["completion"].encode("utf-8", "replace").decode()
     return json.dumps({**row, "completion": completion}, ensure_ascii=False).encode() + b"\n"

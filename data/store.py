@@ -76,9 +76,29 @@ class ArtifactStore:
         manifest = self._read_manifest(self.folder(stage, name, key))
         if manifest is None or manifest.ref.key != key:
             return None
+        self._check(manifest)
+        return manifest
+
+    @staticmethod
+    def _check(manifest: Manifest) -> None:
         found = hash_files(manifest.ref.payload)
         if found != manifest.files:
             raise ArtifactCorrupt(_corruption(manifest, found))
+
+    def open(self, folder: Path) -> Manifest:
+        """The complete artifact in a folder, wherever it lies, its bytes checked.
+
+        Raises:
+            ValueError: there is none.
+            ArtifactCorrupt: as `find`.
+        """
+        try:
+            manifest = self._read_manifest(folder.resolve())
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder}/manifest.json is no manifest of an artifact ({error!r})") from error
+        if manifest is None:
+            raise ValueError(f"no artifact at {folder}: expected a folder with a manifest.json")
+        self._check(manifest)
         return manifest
 
     def list(self, stage: str | None = None) -> list[Manifest]:

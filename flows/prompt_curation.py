@@ -9,7 +9,7 @@ from prefect import flow
 from data.artifacts import ArtifactRef
 from tasks import cli
 from tasks.comparison import COMPARE_SELECTIONS, publish_comparison
-from tasks.configs import StageName
+from tasks.configs import ConfigError, StageName
 from tasks.curation_report import REPORT_CURATION, publish_curation
 from tasks.pipeline import Pipeline, open_pipeline, plan, timed
 from tasks.preparation import MAKE_MODEL, MAKE_PROMPTS
@@ -24,7 +24,7 @@ from tasks.training import TRAIN_SFT
 CurationStep = Literal["prompts", "sample", "score", "select"]
 BUILDABLE = {
     "prompts": {StageName.PROMPTS},
-    "sample": {StageName.SAMPLE},
+    "sample": {StageName.MODEL, StageName.SAMPLE},  # a checkpoint's folder becomes a model artifact first
     "score": {StageName.SCORE, StageName.REPORT},
     "select": {StageName.SELECT, StageName.REPORT},
 }
@@ -115,6 +115,10 @@ def curate(
 
 
 def _buildable(only: CurationStep | None, rescore_with: RewardSpec | None) -> frozenset[StageName]:
+    if rescore_with is not None and only not in (None, "score"):
+        raise ConfigError(
+            f"rescore_with scores again, so only={only} leaves nothing to do; use only=score, or leave it empty"
+        )
     if only is None:
         return frozenset(StageName)
     # Selecting is instant, and what a re-scoring is for is to see what it changes.

@@ -296,5 +296,5 @@ def _decimal(written: str) -> Fraction | None:
     written = written.rstrip(".,")
     if _GROUPED.fullmatch(written):
         return Fraction(written.replace(",", ""))
-    last = written.rpartition(",")[2]  # "1,2" is a list of two numbers
-    return Fraction(last) if _PLAIN.fullmatch(last) else None
+    # "1,00,000" or "1,5" may mean several things: it is not guessed which.
+    return Fraction(written) if _PLAIN.fullmatch(written) else None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks import console
-from tasks.configs import StageName
+from tasks.configs import ConfigError, StageName
 from tasks.pipeline import Pipeline
 from tasks.stage import Build, Stage
 
@@ -32,6 +32,10 @@ def compare(build: Build) -> Mapping[str, Any]:
         for role in ("before", "after")
     )
     table, summary = compare_selections(a, b)
+    if not summary["in_both"]:
+        raise ConfigError(
+            "compare_selections: the two selections have no prompt in common; nothing can be compared"
+        )
     table.write_parquet(build.payload / "comparison.parquet")
     (build.payload / "comparison.json").write_text(json.dumps(summary, indent=2) + "\n")
     changed = table.filter(

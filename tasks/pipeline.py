@@ -7,9 +7,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from data.artifacts import PENDING, ArtifactRef, stable_hash
+from data.artifacts import PENDING, ArtifactRef, Manifest, stable_hash
 from data.store import ArtifactStore, furlong_home
 from rewards.base import RewardIdentity
 from tasks import console
@@ -300,6 +301,19 @@ def _let_trl_judge(recipes: dict[str, Any], seed: int) -> None:
     with tempfile.TemporaryDirectory(dir=furlong_home(), prefix="check-") as folder:
         request = Request({}, {}, seed, {}, folder, folder, folder, {"recipes": recipes})
         run_job("check_arguments", request, silent)
+
+
+def load_artifact(path: str) -> Manifest:
+    """The artifact in a folder that somebody named.
+
+    Raises:
+        ConfigError: there is none.
+        ArtifactCorrupt: its bytes are not those of its manifest.
+    """
+    try:
+        return ArtifactStore().open(Path(path))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def timed() -> Callable[[], float]:

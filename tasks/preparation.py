@@ -154,8 +154,14 @@ def _clean(prepared: _Prepared, hygiene: HygieneRecipe) -> dict[str, int]:
     gone = {leak["train_id"] for leak in leaks}
     if gone and hygiene.on_leak == "refuse":
         raise ConfigError(_refusal(leaks, prepared.table.height, hygiene.leak_ngram))
+    before = set(prepared.table["split"])
     kept = [identity not in gone for identity in prepared.table["prompt_id"]]
     prepared.table = prepared.table.filter(pl.Series(kept, dtype=pl.Boolean))
+    if emptied := before - set(prepared.table["split"]):
+        raise ConfigError(
+            f"make_prompts: all rows of {', '.join(sorted(emptied))} leak into a held-out set and were removed, none is left; "
+            f"use other prompts, or a larger prompts.recipe.hygiene.leak_ngram than {hygiene.leak_ngram}"
+        )
     prepared.questions = [text for text, keep in zip(prepared.questions, kept, strict=True) if keep]
     asked = as_questions(prepared.table, prepared.questions)
     clusters = near_duplicate_clusters(asked, hygiene.near_duplicate)

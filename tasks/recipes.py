@@ -37,21 +37,27 @@ class Runtime(Frozen):
     """Extra environment variables of the job (never hyper-parameters)."""
 
 
-DECIDING_ARGUMENTS = {
-    "dtype",
-    "generation_config",
-    "hf_overrides",
-    "kv_cache_dtype",
-    "logits_processors",
-    "model",
-    "override_generation_config",
-    "quantization",
-    "revision",
-    "seed",
-    "speculative_config",
-    "tokenizer",
+HARMLESS_ARGUMENTS = {
+    "block_size",
+    "compilation_config",
+    "cpu_offload_gb",
+    "data_parallel_size",
+    "disable_custom_all_reduce",
+    "disable_log_stats",
+    "distributed_executor_backend",
+    "enable_chunked_prefill",
+    "enable_expert_parallel",
+    "enable_prefix_caching",
+    "enforce_eager",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "pipeline_parallel_size",
+    "swap_space",
+    "tensor_parallel_size",
 }
-"""Arguments of vLLM's `LLM` that change what is generated, and so have no place in a runtime."""
+"""Arguments of vLLM's `LLM` that say where and how fast, not what is generated."""
 
 
 class SamplingRuntime(Runtime):
@@ -73,11 +79,11 @@ class SamplingRuntime(Runtime):
 
     @model_validator(mode="after")
     def _nothing_that_decides_the_result(self) -> SamplingRuntime:
-        deciding = sorted(self.engine_arguments.keys() & DECIDING_ARGUMENTS)
+        deciding = sorted(self.engine_arguments.keys() - HARMLESS_ARGUMENTS)
         if deciding:
             raise ValueError(
-                f"engine_arguments may not set {', '.join(deciding)}: runtime is no part of the key, and these "
-                f"change what is generated; change the model artifact or the recipe instead"
+                f"engine_arguments may not set {', '.join(deciding)}: runtime is no part of the key, so only these may stand "
+                f"here: {', '.join(sorted(HARMLESS_ARGUMENTS))}. Change the model artifact or the recipe instead"
             )
         return self
 
@@ -273,7 +279,7 @@ class SampleRecipe(Frozen):
     max_total_samples: PositiveInt | None = None
     """Budget of completions over all prompts; None has no limit."""
     max_total_tokens: PositiveInt | None = None
-    """Budget of completion tokens over all prompts; the batch that reaches it is finished. None has no limit."""
+    """Budget of completion tokens over all prompts; the prompt that reaches it is finished. None has no limit."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_completion_length: PositiveInt = 80
@@ -284,6 +290,10 @@ class SampleRecipe(Frozen):
         if self.first_samples > self.max_samples:
             raise ValueError(
                 f"first_samples {self.first_samples} is above max_samples {self.max_samples}; raise the cap, or draw fewer"
+            )
+        if self.max_total_samples is not None and self.max_total_samples < self.first_samples:
+            raise ValueError(
+                f"max_total_samples {self.max_total_samples} does not cover the first_samples {self.first_samples} of one prompt"
             )
         return self
 
@@ -308,7 +318,8 @@ class SelectRecipe(Frozen):
     """`rate`: the observed pass rate must lie in the band. `interval`: a prompt is dropped only when its whole interval
     lies outside (0 of 8 is what a true rate of 0.1 shows 43 % of the time)."""
     drop_truncated: bool = True
-    """Whether prompts whose failures are mostly completions that were cut off are dropped whatever the band."""
+    """Whether prompts without a correct completion, most of whose completions were cut off, are dropped whatever the
+    band."""
     max_per_cluster: PositiveInt | None = None
     """Most prompts kept of one near-duplicate cluster; None keeps all."""
     max_source_share: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.artifacts import ArtifactRef, Manifest
+from data.artifacts import ArtifactRef
 from data.store import exclusive, furlong_home
 from tasks.configs import ConfigError, ModelStage, StageName
 from tasks.jobs.engine_identity import engine_version
 from tasks.jobs.protocol import Request
-from tasks.pipeline import Pipeline
+from tasks.pipeline import Pipeline, load_artifact
 from tasks.preparation import MAKE_MODEL
 from tasks.recipes import ModelRecipe, PretrainedModel, SampleRecipe, SamplingRuntime
 from tasks.rewarding import reward_arguments
@@ -67,34 +67,50 @@ def draw_completions(
     *,
     reward: Mapping[str, Any] | None = None,
     prompt_ids: Sequence[str] | None = None,
+    seed: int | None = None,
 ) -> dict[str, Any]:
-    """Run the sampling job, and write `<draw>.parquet` and `stops-<draw>.parquet` of each draw into the payload.
+    """Run the sampling job, and write `<draw>.parquet` of each draw into the payload, and `stops.parquet` of the draw
+    `samples`.
 
     Args:
         draws: `name`, `plan` (of SamplingPlan) and `sampling` (temperature, top_p, max_completion_length).
         reward: decides when a prompt needs no more completions; None for plans of a fixed number.
         prompt_ids: these prompts of the split alone.
+        seed: of the completions; None is the run's.
+
+    Returns:
+        The job's facts; `completions` and `completion_tokens` are those of the artifact.
     """
-    ledgers = [_ledger(build, engine, draw["sampling"]) for draw in draws]
+    seed = build.seed if seed is None else seed
+    version = engine_version(engine, build.runtime)
+    ledgers = [_ledger(build, version, seed, draw["sampling"]) for draw in draws]
+    from data.sample_ledger import wait_for_writers
+
     options = {
         "engine": engine,
         "split": split,
         "prompt_ids": prompt_ids,
         "reward": reward,
+        "seed": seed,
         "draws": [{**draw, "ledger": str(ledger)} for draw, ledger in zip(draws, ledgers, strict=True)],
     }
     with ExitStack() as locks:
         for ledger in sorted(ledgers):  # in one order everywhere, or two stages could wait for each other
             locks.enter_context(exclusive(ledger.with_suffix(".lock"), build.console.waiting))
+            wait_for_writers(ledger, build.console.waiting)
         for stale in build.partial.work.glob("stops-*.json"):  # of an attempt with other shards
             stale.unlink()
         facts = _run_shards(build, options)
-    for draw, ledger in zip(draws, ledgers, strict=True):
-        _assemble(build, draw["name"], ledger)
-    return facts
+    tables = [_assemble(build, draw["name"], ledger) for draw, ledger in zip(draws, ledgers, strict=True)]
+    return {
+        **facts,
+        "engine_version": version,
+        "completions": sum(len(table) for table in tables),
+        "completion_tokens": sum(int(table["completion_tokens"].sum()) for table in tables),
+    }
 
 
-def _ledger(build: Build, engine: str, sampling: Mapping[str, Any]) -> Path:
+def _ledger(build: Build, version: str, seed: int, sampling: Mapping[str, Any]) -> Path:
     from data.sample_ledger import SampleLedger
 
     model = build.inputs["model"]
@@ -103,8 +119,8 @@ def _ledger(build: Build, engine: str, sampling: Mapping[str, Any]) -> Path:
         {
             "policy": model.digest,
             "chat_template": chat_template_digest(model.payload),
-            "engine": engine_version(engine, build.runtime),
-            "seed": build.seed,
+            "engine": version,
+            "seed": seed,
             **sampling,
         },
     )
@@ -154,7 +170,7 @@ def _shard_request(base: Request, shard: int, shards: int) -> Request:
     return replace(base, channel=str(channel), options={**base.options, "shard": [shard, shards]})
 
 
-def _assemble(build: Build, name: str, ledger: Path) -> None:
+def _assemble(build: Build, name: str, ledger: Path) -> pl.DataFrame:
     """Put the artifact's tables together: of each prompt as many completions as its stop says."""
     import polars as pl
 
@@ -174,6 +190,7 @@ def _assemble(build: Build, name: str, ledger: Path) -> None:
     write_table(samples, build.payload / f"{name}.parquet", SampleTable)
     if name == "samples":
         write_table(stops, build.payload / "stops.parquet", StopTable)
+    return samples
 
 
 def _read_stops(path: Path) -> pl.DataFrame:
@@ -225,9 +242,8 @@ def choose_policy(pipeline: Pipeline, prompts: ArtifactRef, **known: ArtifactRef
 def find_checkpoint(pipeline: Pipeline, path: str, prompts: ArtifactRef) -> ArtifactRef:
     """A model artifact, or a folder in the transformers format, by its path."""
     folder = Path(path).resolve()
-    manifest = folder / "manifest.json"
-    if manifest.is_file():
-        ref = replace(Manifest.from_json(manifest.read_text()).ref, path=str(folder))
+    if (folder / "manifest.json").is_file():
+        ref = load_artifact(path).ref
         if ref.kind == "model":
             return ref
         raise ConfigError(f"{path} is an artifact of kind {ref.kind}; expected a model")

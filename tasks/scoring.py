@@ -38,6 +38,8 @@ def score_samples(build: Build) -> Mapping[str, Any]:
     scores = pl.scan_parquet(path).select(pl.exclude("prompt_id", "sample_index", "detail")).collect()
     unscored = scores["score"].null_count() / max(len(scores), 1)
     if unscored > build.recipe.max_unscored_share:
+        for part in parts:  # or the next attempt would find the same failures
+            part.unlink()
         broken = pl.scan_parquet(path).filter(pl.col("score").is_null()).select("detail").collect()
         reasons = broken["detail"].value_counts(sort=True).head(3).rows()
         raise RuntimeError(

@@ -12,17 +12,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from data.artifacts import ArtifactRef, Manifest
+from data.artifacts import ArtifactRef
 from data.pass_rate import JEFFREYS, Beta, first_phase_rate, fit_beta, posterior
 from rewards.base import Status
 from tasks.configs import ConfigError, StageName
+from tasks.pipeline import load_artifact
 from tasks.recipes import SelectRecipe
 from tasks.selection_rules import apply_rules
-from tasks.shortage import shortage
 from tasks.stage import Build, Stage
 
 if TYPE_CHECKING:
@@ -58,10 +57,8 @@ def select_prompts(build: Build) -> Mapping[str, Any]:
     selection = select(measured, build.recipe)
     facts = selection_facts(measured, selection)
     build.console.line(f"kept {facts['kept']} of {facts['total']} prompts\n{render_dropped(selection)}")
-    for warning in _warnings(selection, build.recipe):
+    for warning in [*_warnings(selection, build.recipe), *_band_warnings(selection, build.recipe)]:
         build.console.line(warning)
-    if not facts["kept"]:
-        raise ConfigError(shortage("select_prompts", facts, "at least one is needed"))
     kept = curation.join(selection.filter("kept").select("prompt_id"), on="prompt_id", how="semi")
     write_table(kept.sort("prompt_id"), build.payload / "prompts.parquet", PromptTable)
     write_table(selection, build.payload / "selection.parquet", SelectionTable)
@@ -71,10 +68,22 @@ def select_prompts(build: Build) -> Mapping[str, Any]:
     return facts
 
 
+def _band_warnings(selection: pl.DataFrame, recipe: SelectRecipe) -> list[str]:
+    """A narrow band asks for rates that prompts do not have whose sampling stopped at the first difference."""
+    early = selection.filter(selection["stop_rule"] == "mixed").height
+    if recipe.judge_by == "interval" or (recipe.low, recipe.high) == (0, 1) or not early:
+        return []
+    return [
+        f"the band {recipe.low:g} to {recipe.high:g} is judged by rates of few completions: sampling of {early} prompts "
+        f"stopped as soon as they were mixed. Draw a fixed number (sample.recipe.first_samples = max_samples), or judge_by: "
+        f"interval"
+    ]
+
+
 def _first_samples(samples: ArtifactRef) -> int:
     """Completions of every prompt in the first phase, as the samples were drawn."""
-    manifest = Manifest.from_json((Path(samples.path) / "manifest.json").read_text())
-    return manifest.request["recipe"]["first_samples"]
+    manifest = json.loads((Path(samples.path) / "manifest.json").read_text())
+    return manifest["request"]["recipe"]["first_samples"]
 
 
 def measure(
@@ -309,18 +318,12 @@ def find_selection(path: str) -> ArtifactRef:
     Raises:
         ConfigError: the folder holds no finished selection.
     """
-    manifest = Path(path) / "manifest.json"
-    # The folder may have been moved since: where it lies now counts.
-    ref = (
-        replace(Manifest.from_json(manifest.read_text()).ref, path=str(Path(path).resolve()))
-        if manifest.is_file()
-        else None
-    )
-    if ref is None or ref.stage != SELECT_PROMPTS.name:
+    manifest = load_artifact(path)
+    if manifest.ref.stage != SELECT_PROMPTS.name:
         raise ConfigError(
-            f"no selection at '{path}': expected the folder of a select_prompts artifact, as a curation's summary names it"
+            f"'{path}' holds {manifest.ref.stage}; expected a select_prompts artifact, as a curation's summary names it"
         )
-    return ref
+    return manifest.ref
 
 
 SELECT_PROMPTS = Stage("select_prompts", StageName.SELECT, "prompts", 2, select_prompts, seeded=False)

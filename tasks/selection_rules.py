@@ -3,8 +3,8 @@
 Pure: a measured table and a recipe in, the same table with `reason`, `kept` and `weight` out. Rules are applied in the
 order of `data.schemas.REASONS`, and a prompt has the first reason that applies:
 
-1. `suspect_gold`, `unscored`: nothing is known about the prompt. `truncated`: more than half of its completions were
-   cut (if `drop_truncated`).
+1. `suspect_gold`, `unscored`: nothing is known about the prompt. `truncated`: no completion was correct, and more than
+   half were cut (if `drop_truncated`).
 2. `below_band`, `above_band`: by the observed rate, or by the whole interval (`judge_by`).
 3. The prompts left are taken one by one in the order of their ids, and each is kept unless its near-duplicates
    (`near_duplicate`), its source (`source_quota`), its stratum of difficulty (`difficulty_quota`) or the selection

@@ -2,7 +2,7 @@
 
 A small stratified part of the prompts is sampled again, by the same plan, and the share of labels that flipped is
 estimated for all of them. Labels flip by chance too: the same policy, sampled anew, gives a prompt of rate 0.1 another
-label half of the time. How many flips chance alone would bring is reported beside what was found.
+label in a third of all cases. How many flips chance alone would bring is reported beside what was found.
 
 Not covered: which rate a prompt has now; curate again for that.
 """
@@ -60,6 +60,7 @@ def check_staleness(build: Build) -> Mapping[str, Any]:
         [samples_draw(recipe.sampling)],
         reward=reward_arguments(build.reward, build.inputs["prompts"]),
         prompt_ids=chosen["prompt_id"].to_list(),
+        seed=_own_seed(build.seed),
     )
     samples = read_table(build.payload / "samples.parquet", SampleTable)
     scores = score_table(samples, prompts, open_reward(build.reward, build.inputs["prompts"]))
@@ -68,6 +69,7 @@ def check_staleness(build: Build) -> Mapping[str, Any]:
     stops = read_table(build.payload / "stops.parquet", StopTable)
     found = measure(again, scores, stops, recipe.sampling.first_samples).table
     flips = chosen.join(found.select("prompt_id", pl.col("label").alias("label_now")), on="prompt_id")
+    flips = only_measured(flips, build.experiment.score.recipe.max_unscored_share)
     flips = flips.with_columns((pl.col("label") != pl.col("label_now")).alias("flipped"))
     result = summarise(flips, selection, recipe, _prior(build))
     flips.write_parquet(build.payload / "flips.parquet")
@@ -75,6 +77,27 @@ def check_staleness(build: Build) -> Mapping[str, Any]:
     build.run.table(flips.to_dicts(), "tables/flips.json")
     build.console.line(spell(result))
     return {**facts, **{name: value for name, value in result.items() if not isinstance(value, dict)}}
+
+
+def only_measured(flips: pl.DataFrame, most: float) -> pl.DataFrame:
+    """Without the prompts that got no label this time: that says nothing about the policy.
+
+    Raises:
+        RuntimeError: these are a larger share than `most`.
+    """
+    measured = flips.filter(flips["label_now"].is_in(LABELS))
+    lost = 1 - len(measured) / len(flips)
+    if lost > most or measured.is_empty():
+        raise RuntimeError(
+            f"check_staleness: {lost:.0%} of {len(flips)} prompts could not be measured again; score.recipe.max_unscored_share "
+            f"allows {most:.0%}. See the status and detail of scores.parquet, or the budget in staleness.recipe.sampling"
+        )
+    return measured
+
+
+def _own_seed(seed: int) -> int:
+    """Another seed than the curation's: with its own, an unchanged policy would draw the very same completions."""
+    return int.from_bytes(hashlib.sha256(f"staleness {seed}".encode()).digest()[:4], "big") & 0x7FFFFFFF
 
 
 def choose(selection: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:

@@ -133,7 +133,7 @@ def test_two_selections_are_compared_by_their_folders(nano: dict[str, Any], tmp_
     selection_comparison(whole, half, "nano")
     facts = newest("compare_selections").facts
     assert (facts["kept_both"], facts["kept_only_a"], facts["kept_only_b"]) == (20, 28, 0)
-    with pytest.raises(ConfigError, match="no selection at"):
+    with pytest.raises(ConfigError, match="no artifact at"):
         selection_comparison(whole, str(tmp_path), "nano")
 
 

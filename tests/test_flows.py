@@ -193,7 +193,7 @@ def test_an_empty_selection_says_what_would_help(nano: dict[str, Any]) -> None:
     band = ["select.recipe={low: 0.99, high: 1.0, drop_truncated: false}"]
     with pytest.raises(
         ConfigError,
-        match=r"0 of 48 curation prompts were kept; at least one is needed\. .*Most were never solved",
+        match=r"0 of 48 curation prompts were kept; one batch needs 4 .*Most were never solved",
     ):
         prompt_curation(config="nano", overrides=band, only="select")
 

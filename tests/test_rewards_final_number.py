@@ -23,7 +23,7 @@ from rewards.registry import get_reward
 
 GOLDEN = Path(__file__).parent / "golden" / "final_number_v1.jsonl"
 CASES = [json.loads(line) for line in GOLDEN.read_text().splitlines()]
-GOLDEN_LOCK = (84, "c05dbbb26a80c665")
+GOLDEN_LOCK = (89, "27b6dd0259fe8aa3")
 
 
 def judge(gold: str | None, completion: str, **params):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data.sample_ledger import SampleLedger, SegmentWriter, read_samples, sample_seed
+from data.sample_ledger import SampleLedger, SegmentWriter, read_samples, sample_seed, wait_for_writers
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 IDENTITY = {
     "policy": "a" * 64,
     "chat_template": "b" * 64,
@@ -88,6 +91,26 @@ def test_a_damaged_line_in_the_middle_costs_that_line_alone(folder: Path) -> Non
     lines = segment.read_bytes().splitlines(keepends=True)
     segment.write_bytes(lines[0] + b'{"prompt_id": \x00\x00\n' + lines[2])
     assert keys(folder, "a") == [("a", 0), ("a", 2)]
+
+
+def test_a_line_of_a_wrong_type_costs_that_line_alone(folder: Path) -> None:
+    write(folder, row("a", 0), {**row("a", 1), "completion_tokens": "many"}, row("a", 2))
+    assert keys(folder, "a") == [("a", 0), ("a", 2)]
+
+
+def test_the_next_writer_waits_until_the_last_one_is_gone(folder: Path) -> None:
+    """A job may outlive its flow: what it still appends must be there before anybody asks what is missing."""
+    code = (
+        "import sys, time; from pathlib import Path; from data.sample_ledger import SegmentWriter\n"
+        "writer = SegmentWriter(Path(sys.argv[1])); print('open', flush=True); time.sleep(1.5)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == "open\n"
+        waited: list[str] = []
+        wait_for_writers(folder, waited.append)
+        assert (waited and writer.poll() is not None) or writer.wait(5) == 0
 
 
 @pytest.mark.parametrize("text", ["", "line\nbreak\r\u2028", '"quoted" \\', "\x00", "\ud800 alone", "😀" * 3])

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -78,6 +79,7 @@ def request_for(nano: dict[str, Any], tmp_path: Path) -> Callable[..., Request]:
             "split": SPLIT,
             "prompt_ids": None,
             "reward": None,
+            "seed": seed,
             "draws": [draw],
             "shard": [0, 1],
         }
@@ -194,6 +196,42 @@ def test_another_seed_draws_other_completions(
     one, other = completions(request_for(1)), completions(request_for(1, seed=1))
     assert one.keys() == other.keys()
     assert sum(one[key] != other[key] for key in one) > len(one) / 2
+
+
+IDENTITY = {
+    "policy": ("inputs", {"model": "other"}),
+    "temperature": ("sampling", {"temperature": 0.5}),
+    "top_p": ("sampling", {"top_p": 0.5}),
+    "max_completion_length": ("sampling", {"max_completion_length": 9}),
+    "seed": ("seed", 1),
+    "engine": ("version", "vllm==0.0"),
+    "chat_template": ("template", "{{ other }}"),
+}
+
+
+@pytest.mark.parametrize("name", list(IDENTITY))
+def test_the_stage_keeps_apart_whatever_decides_a_completion(home: Path, name: str) -> None:
+    """verl's rollout cache forgets some of these: a changed temperature then reads completions of the old one."""
+    from tasks.sampling import _ledger
+
+    def ledger(**changes: Any) -> Path:
+        model = home / "model"
+        model.mkdir(exist_ok=True)
+        (model / "chat_template.jinja").write_text(changes.get("template", "{{ messages }}"))
+        ref = SimpleNamespace(digest=changes.get("inputs", {"model": "digest"})["model"], payload=model)
+        sampling = {
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "max_completion_length": 8,
+            **changes.get("sampling", {}),
+        }
+        build: Any = SimpleNamespace(inputs={"model": ref})
+        return _ledger(build, changes.get("version", "transformers==5"), changes.get("seed", 0), sampling)
+
+    what, value = IDENTITY[name]
+    assert ledger() == ledger()
+    assert ledger(**{what: value}) != ledger()
+    assert name in json.loads((ledger() / "identity.json").read_text())
 
 
 def test_one_text_repeated_is_refused(tmp_path: Path) -> None:

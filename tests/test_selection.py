@@ -537,6 +537,8 @@ def inputs_of(folder: Path, prompts: pl.DataFrame, scores: pl.DataFrame) -> dict
     write_table(scores, folder / "scores/payload/scores.parquet", ScoreTable)
     stops = stops.with_columns(pl.col("trials").fill_null(0))
     write_table(stops, folder / "samples/payload/stops.parquet", StopTable)
+    request = {"request": {"recipe": {"first_samples": 4}}}
+    (folder / "samples" / "manifest.json").write_text(json.dumps(request))
     return {
         role: ArtifactRef(role, role, "x", "k", "d", str(folder / role))  # type: ignore[arg-type]
         for role in ("prompts", "samples", "scores")
@@ -583,14 +585,15 @@ def test_the_stage_writes_what_it_says(tmp_path: Path) -> None:
 def test_an_empty_selection_says_what_was_found_and_what_helps(tmp_path: Path) -> None:
     drawn = {f"{number}": [W] * 4 for number in range(6)} | {"s": [C] * 4}
     build = build_in(tmp_path, prompt_rows(drawn), score_rows(drawn), SelectRecipe())
+    kept = commit(build, select_prompts(build))
     with pytest.raises(ConfigError) as error:
-        select_prompts(build)
+        require_batch(kept, GrpoRecipe(batch_size=8, num_generations=8))
     assert str(error.value) == (
-        "select_prompts: 0 of 7 curation prompts were kept; at least one is needed. They count as: 6 unsolved_so_far, "
-        "1 solved. Dropped: 6 below_band, 1 above_band. Most were never solved: train the warm start longer "
-        "(sft.recipe.steps), add easier prompts, or raise sample.recipe.max_samples so that rare successes are seen."
+        "train_grpo: 0 of 7 curation prompts were kept; one batch needs 1 (grpo.recipe.batch_size 8 / num_generations 8). "
+        "They count as: 6 unsolved_so_far, 1 solved. Dropped: 6 below_band, 1 above_band. Most were never solved: train the "
+        "warm start longer (sft.recipe.steps), add easier prompts, or raise sample.recipe.max_samples so that rare successes "
+        "are seen. A smaller grpo.recipe.batch_size needs fewer."
     )
-    assert not list(build.payload.iterdir()), "nothing that could pass for a selection"
 
 
 def test_a_batch_needs_so_many_prompts(tmp_path: Path) -> None:

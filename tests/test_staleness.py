@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data.pass_rate import Beta
 from tasks.recipes import SampleRecipe, StalenessRecipe
-from tasks.staleness import choose, deal, summarise
+from tasks.staleness import choose, deal, only_measured, summarise
 
 LABELS = {"mixed": 60, "solved": 30, "unsolved_so_far": 9, "suspect_gold": 50}
 
@@ -50,6 +50,16 @@ def test_every_label_that_can_change_is_sampled_and_the_seed_decides() -> None:
 def test_without_a_measured_prompt_nothing_can_be_compared() -> None:
     with pytest.raises(ValueError, match="no prompt with a pass rate"):
         choose(selection().filter(pl.col("label") == "suspect_gold"), 20, seed=0)
+
+
+def test_prompts_without_a_label_do_not_count_as_flipped() -> None:
+    flips = choose(selection(), 20, seed=0).with_columns(pl.col("label").alias("label_now"))
+    lost = flips.with_columns(
+        pl.when(pl.int_range(pl.len()) < 4).then(pl.lit("unscored")).otherwise("label_now").alias("label_now")
+    )
+    assert len(only_measured(lost, most=0.2)) == 16
+    with pytest.raises(RuntimeError, match="20% of 20 prompts could not be measured again"):
+        only_measured(lost, most=0.1)
 
 
 @pytest.mark.parametrize(("limit", "stale"), [(0.1, True), (0.5, False)])

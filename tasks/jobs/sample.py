@@ -96,7 +96,7 @@ class Sampler:
         reward: Reward | None,
         reporter: Reporter,
     ) -> None:
-        self._seed, self._sampling = request.seed, Sampling(**draw["sampling"])
+        self._seed, self._sampling = request.options["seed"], Sampling(**draw["sampling"])
         self._folder = Path(draw["ledger"])
         self._rows = {row["prompt_id"]: row for row in rows.iter_rows(named=True)}
         self._engine, self._reward, self._reporter = engine, reward, reporter
