@@ -74,7 +74,7 @@ def shard_requests(inputs: dict[str, str], folder: Path, samples: int = 4, shard
         "sampling": sampling,
         "ledger": str(ledger.folder),
     }
-    options = {"engine": "transformers", "split": "curation", "reward": None, "draws": [draw]}
+    options = {"engine": "transformers", "split": "curation", "reward": None, "seed": 0, "draws": [draw]}
     payload, work = str(folder / "payload"), str(folder / "work")
     runtime = RUNTIME.model_dump(mode="json")
     requests = []
@@ -199,9 +199,9 @@ def test_nothing_outlives_a_killed_flow(
     finally:
         flow.kill()
         shutil.rmtree(temporary, ignore_errors=True)
-    assert gone(job_processes(tmp_path), seconds=20)
+    assert gone(job_processes(tmp_path), seconds=120)
     # Ray's two agents look only every few minutes whether their node still lives.
-    assert gone([pid for pid, name in tree.items() if "Agent" not in name], seconds=20)
+    assert gone([pid for pid, name in tree.items() if "Agent" not in name], seconds=120)
 
 
 def wait_for(files: list[Path], flow: subprocess.Popen[str]) -> None:
