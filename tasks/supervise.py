@@ -5,7 +5,8 @@ group is not enough. The supervisor is a child subreaper (orphans of its tree be
 kernel for SIGTERM when its own parent dies, and on SIGTERM, SIGINT or the command's end it ends the whole
 tree: SIGTERM, grace, SIGKILL, until nobody is left. Exits with the command's exit code (128 + n for signal n).
 
-Not covered: SIGKILL of the supervisor itself. Linux only; elsewhere orphans that left the tree are missed.
+When the supervisor itself is killed by SIGKILL, the command gets SIGTERM from the kernel; what it started is then its own
+business (torchrun ends its ranks). Linux only; elsewhere orphans that left the tree are missed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import lru_cache
 from types import FrameType
 
 import psutil
@@ -42,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signum, _stop)
     _bind_to_parent(options.parent)
     try:
-        child = subprocess.Popen(command)
+        child = subprocess.Popen(command, preexec_fn=_die_with_parent)  # noqa: PLW1509  no threads here
         code = child.wait()
     except Ended:
         code = 128 + signal.SIGTERM
@@ -95,12 +97,22 @@ def _reap() -> None:
             return
 
 
+@lru_cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent dies; kept across exec."""
+    if sys.platform == "linux":
+        _libc().prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
 def _bind_to_parent(parent: int) -> None:
     if sys.platform != "linux":
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    _libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _die_with_parent()
     if os.getppid() != parent:  # it died before the request reached the kernel
         raise SystemExit(128 + signal.SIGTERM)
 

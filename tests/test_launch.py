@@ -171,6 +171,23 @@ def test_a_tree_dies_when_its_flow_is_killed(tmp_path: Path) -> None:
     assert gone(pids)
 
 
+def test_a_command_does_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
+    """As when something kills the supervisor by SIGKILL, which it cannot answer."""
+    code = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(300)"
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "tasks.supervise", "--", sys.executable, "-c", code],
+        cwd=launch.REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert supervisor.stdout is not None
+    command = psutil.Process(int(supervisor.stdout.readline()))
+    supervisor.kill()
+    supervisor.wait()
+    command.wait(30)
+    assert not command.is_running()
+
+
 def test_leftovers_of_a_finished_job_are_ended(
     run: Any, request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def table(tmp_path: Path) -> dict[str, Any]:
         ("curation", "Who owns jane@example.com?"),
         ("heldout", f"{LONG} h6"),
         ("heldout", "What is h7?"),
+        ("curation", "Is h8 a horse?"),
     ]
     records = [
         {
@@ -83,7 +84,7 @@ def test_a_leak_is_refused_with_examples_and_a_way_out(tmp_path: Path, table: di
     with pytest.raises(ConfigError) as caught:
         make_prompts(made)
     message = str(caught.value)
-    assert "2 of 8 questions leak from a held-out set: they share 13 or more consecutive words" in message
+    assert "2 of 9 questions leak from a held-out set: they share 13 or more consecutive words" in message
     assert f"train '{LONG} h1?' / held-out" in message and f"'Say: {LONG} h5'" in message
     assert "prompts.recipe.hygiene.on_leak to remove" in message and "leak_ngram higher" in message
     assert not list(made.payload.glob("*.parquet")) and not list(made.payload.glob("*.json"))
@@ -93,7 +94,7 @@ def test_leaks_are_removed_and_counted_on_request(tmp_path: Path, table: dict[st
     made = build(tmp_path, table, on_leak="remove")
     facts = make_prompts(made)
     prompts = read_table(made.payload / "prompts.parquet", PromptTable)
-    assert (facts["prompts.train"], facts["prompts.curation"], facts["prompts.heldout"]) == (3, 1, 2)
+    assert (facts["prompts.train"], facts["prompts.curation"], facts["prompts.heldout"]) == (3, 2, 2)
     assert facts["leaks_removed"] == 2
     assert (facts["near_duplicate_clusters"], facts["near_duplicate_rows"]) == (1, 2)
     assert facts["licence"] == "CC0-1.0" and facts["revision"].startswith("sha256:")
@@ -109,7 +110,7 @@ def test_leaks_are_removed_and_counted_on_request(tmp_path: Path, table: dict[st
     assert record["leaks"]["examples"][0]["words"].startswith("of all the horses that are kept in the yard")
     assert record["near_duplicates"] == {"threshold": 0.8, "clusters": 1, "rows": 2, "largest": 2}
     (source,) = record["sources"]
-    assert (source["source"], source["licence"], source["rows_read"]) == ("yard.jsonl", "CC0-1.0", 8)
+    assert (source["source"], source["licence"], source["rows_read"]) == ("yard.jsonl", "CC0-1.0", 9)
 
 
 def test_a_longer_run_of_words_can_be_asked_for(tmp_path: Path, table: dict[str, Any]) -> None:
@@ -122,11 +123,18 @@ def test_further_held_out_files_are_looked_at_too(tmp_path: Path, table: dict[st
     pl.DataFrame({"prompt": ["Who owns JANE@example.com ?", "Else?"]}).write_csv(other)
     made = build(tmp_path, table, on_leak="remove", heldout_files=[other])
     facts = make_prompts(made)
-    assert facts["leaks_removed"] == 3 and "prompts.curation" not in facts
+    assert facts["leaks_removed"] == 3 and facts["prompts.curation"] == 1
     leak = next(
         leak for leak in record_of(made)["leaks"]["examples"] if leak["heldout_id"] == "exam.csv row 1"
     )
     assert leak["split"] == "curation"
+
+
+def test_a_split_that_is_all_leaks_is_refused(tmp_path: Path, table: dict[str, Any]) -> None:
+    other = tmp_path / "exam.csv"
+    pl.DataFrame({"prompt": ["Who owns jane@example.com?", "Is h8 a horse"]}).write_csv(other)
+    with pytest.raises(ConfigError, match="all rows of curation leak into a held-out set"):
+        make_prompts(build(tmp_path, table, on_leak="remove", heldout_files=[other]))
 
 
 def test_nothing_personal_is_stored(tmp_path: Path, table: dict[str, Any]) -> None:
