@@ -88,7 +88,7 @@ def test_deployment_binds_to_its_flow(deployment: dict[str, Any]) -> None:
     flow = getattr(importlib.import_module(module), name)
     # What the flow needs and the deployment leaves open, such as a checkpoint, the run form asks for.
     required = flow.parameters.required or []
-    given = {name: "asked for in the form" for name in required} | deployment["parameters"]
+    given = dict.fromkeys(required, "asked for in the form") | deployment["parameters"]
     bound = flow.validate_parameters(given)
     assert (ROOT / "flows/configs" / f"{bound['config']}.yaml").is_file()
     assert flow.name == name.replace("_", "-")
