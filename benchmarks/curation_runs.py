@@ -40,10 +40,11 @@ FINISHED = ("make_prompts", "make_model", "train_sft")
 QUICK = (
     "prompts.recipe.source.train=2500",
     "prompts.recipe.source.curation=160",
-    "prompts.recipe.source.heldout=100",
-    "sft.recipe.steps=300",
+    "prompts.recipe.source.heldout=60",
+    "sft.recipe.steps=250",
     "grpo.recipe.steps=10",
     "grpo.recipe.batch_size=64",
+    "benchmark.recipe.k=4",
 )
 
 
@@ -69,7 +70,7 @@ class Sizes:
 
 
 FULL = Sizes(10, 3, 100_000, 2_000, 6, (10_000, 100_000, 1_000_000))
-SMALL = Sizes(5, 1, 5_000, 500, 2, (1_000, 10_000))
+SMALL = Sizes(5, 1, 5_000, 500, 1, (1_000, 10_000))
 
 
 @dataclass(frozen=True)
