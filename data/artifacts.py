@@ -57,6 +57,9 @@ class ArtifactRef:
         """What is kept beside the payload, outside the digest: curves and times of the build."""
         return Path(self.path) / "record"
 
+    def manifest(self) -> Manifest:
+        return Manifest.from_json((Path(self.path) / "manifest.json").read_text())
+
     @property
     def is_pending(self) -> bool:
         return self.digest == PENDING

@@ -123,7 +123,7 @@ def render(summary: Mapping[str, Any], changed: pl.DataFrame) -> str:
 
 def publish_comparison(pipeline: Pipeline) -> None:
     """Show the newest comparison in Prefect and in the parent MLflow run; nothing without one."""
-    outcome = next((o for o in reversed(pipeline.outcomes) if o.ref.stage == COMPARE_SELECTIONS.name), None)
+    outcome = pipeline.newest(COMPARE_SELECTIONS.name)
     if outcome is None or pipeline.parent is None:
         return
     for file in sorted(outcome.ref.payload.iterdir()):

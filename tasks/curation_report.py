@@ -74,7 +74,7 @@ def render(selection: pl.DataFrame, dropped: Mapping[str, Any]) -> str:
 
 def publish_curation(pipeline: Pipeline) -> None:
     """Show the newest curation report in Prefect and in the parent MLflow run; nothing without one."""
-    outcome = next((o for o in reversed(pipeline.outcomes) if o.ref.stage == REPORT_CURATION.name), None)
+    outcome = pipeline.newest(REPORT_CURATION.name)
     parent = pipeline.parent
     if outcome is None or parent is None:
         return

@@ -108,6 +108,10 @@ class Pipeline:
             self._forced.add(key)
         return self._note(outcome)
 
+    def newest(self, stage: str) -> Outcome | None:
+        """What became of the last use of a stage, by its name; None if it was not used."""
+        return next((found for found in reversed(self.outcomes) if found.ref.stage == stage), None)
+
     def _note(self, outcome: Outcome) -> ArtifactRef:
         self.outcomes.append(outcome)
         return outcome.ref

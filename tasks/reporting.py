@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data.artifacts import ArtifactRef, Manifest
+from data.artifacts import ArtifactRef
 from tasks import console
 from tasks.configs import StageName
 from tasks.jobs.protocol import METRICS
@@ -18,8 +18,6 @@ from tasks.stage import Build, Outcome, Stage
 from tasks.tracking import mlflow_link
 
 MODELS = ("base", "sft", "grpo")
-LABELS = ("mixed", "solved", "unsolved_so_far", "truncated", "unscored", "suspect_gold")
-"""Those of `data.schemas`, which takes too long to import here."""
 
 
 def write_report(build: Build) -> Mapping[str, Any]:
@@ -155,13 +153,15 @@ def pipeline_summary(pipeline: Pipeline, wall_s: float) -> dict[str, Any]:
 
 def curation_summary(pipeline: Pipeline, wall_s: float) -> dict[str, Any]:
     """What `flows.prompt_curation` returns and prints as its last line."""
+    from data.schemas import LABELS
+
     summary: dict[str, Any] = {"seed": pipeline.seed, "wall_s": wall_s}
     for name, stage in (("selection", "select_prompts"), ("report", "report_curation")):
-        found = [outcome for outcome in pipeline.outcomes if outcome.ref.stage == stage]
-        if found:
-            summary[name] = found[-1].ref.path
-        if found and name == "selection":
-            facts = found[-1].facts
+        found = pipeline.newest(stage)
+        if found is not None:
+            summary[name] = found.ref.path
+        if found is not None and name == "selection":
+            facts = found.facts
             summary["prompts"] = {part: facts[part] for part in ("total", "kept", *LABELS)}
     return summary | {
         "stages": _stages(pipeline),
@@ -211,6 +211,8 @@ def _show_common(out: Any, summary: Mapping[str, Any]) -> None:
     out.print("Stages (seconds and tokens of the run that built them)", style="bold")
     out.print(table)
     if "prompts" in summary:
+        from data.schemas import LABELS
+
         counts = summary["prompts"]
         classes = ", ".join(f"{counts[label]} {label}" for label in LABELS if counts.get(label))
         out.print(
@@ -263,7 +265,7 @@ def _outcome(pipeline: Pipeline, label: str) -> Outcome:
 
 
 def _facts(ref: ArtifactRef) -> Mapping[str, Any]:
-    return Manifest.from_json((Path(ref.path) / "manifest.json").read_text()).facts
+    return ref.manifest().facts
 
 
 def _read(ref: ArtifactRef, file: str) -> Any:

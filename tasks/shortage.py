@@ -6,10 +6,9 @@ Asked before any accelerator starts. Not covered: whether the prompts that are l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from data.artifacts import ArtifactRef, Manifest
+from data.artifacts import ArtifactRef
 from tasks.configs import ConfigError
 from tasks.recipes import GrpoRecipe
 
@@ -52,7 +51,7 @@ def require_batch(kept: ArtifactRef, recipe: GrpoRecipe) -> None:
     found = pl.scan_parquet(kept.payload / "prompts.parquet").select(pl.len()).collect().item()
     if found >= needed:
         return
-    facts = Manifest.from_json((Path(kept.path) / "manifest.json").read_text()).facts
+    facts = kept.manifest().facts
     needs = (
         f"one batch needs {needed} (grpo.recipe.batch_size {recipe.batch_size} / num_generations "
         f"{recipe.num_generations})"

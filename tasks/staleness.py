@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from data.artifacts import ArtifactRef, Manifest
+from data.artifacts import ArtifactRef
 from data.label_flips import label_chances, stratified_interval
 from data.pass_rate import Beta
 from tasks import console
@@ -199,8 +199,7 @@ def _chance_of_a_flip(rows: pl.DataFrame, prior: Beta, cap: int) -> float:
 
 
 def _prior(build: Build) -> Beta:
-    manifest = build.inputs["selection"].payload.parent / "manifest.json"
-    facts = Manifest.from_json(manifest.read_text()).facts
+    facts = build.inputs["selection"].manifest().facts
     return Beta(facts["prior_a"], facts["prior_b"])
 
 
@@ -230,8 +229,9 @@ def is_stale(check: ArtifactRef) -> bool:
 
 def staleness_summary(pipeline: Pipeline) -> dict[str, Any]:
     """The newest check's result; also logged to the parent MLflow run and shown in Prefect."""
-    check = next(o.ref for o in reversed(pipeline.outcomes) if o.ref.stage == CHECK_STALENESS.name)
-    result = json.loads((check.payload / "staleness.json").read_text())
+    check = pipeline.newest(CHECK_STALENESS.name)
+    assert check is not None, "the flow checks before it asks"
+    result = json.loads((check.ref.payload / "staleness.json").read_text())
     if pipeline.parent is not None:
         pipeline.parent.metrics({f"staleness/{name}": value for name, value in result.items()})
     console.publish_markdown("staleness", spell(result) + "\n", "Whether the curated labels still hold")
