@@ -114,9 +114,8 @@ def tokens_by_step(metrics: Path) -> dict[int, int]:
     """Tokens generated up to and with each optimizer step."""
     total, found = 0, {}
     for line in map(json.loads, metrics.read_text().splitlines()):
-        if "generated_tokens" in line["metrics"]:
-            total += int(line["metrics"]["generated_tokens"])
-            found[line["step"]] = total
+        total += int(line["metrics"].get("generated_tokens", 0))
+        found[line["step"]] = total
     return found
 
 
@@ -127,11 +126,14 @@ def ratios(arms: dict[str, Any], curation_tokens: int) -> dict[str, float | None
     found: dict[str, float | None] = {"target": target}
     improved = target > points[0]["mean_at_k"]
     tokens, steps = (reached_at(points, axis, target) if improved else None for axis in ("tokens", "step"))
-    own = reached_at(uncurated["points"], "tokens", target)
-    if tokens is None or steps is None or own is None:
-        return found | dict.fromkeys(RATIOS)
+    own = reached_at(uncurated["points"], "tokens", target) if improved else None
     total = uncurated["tokens"]
-    shares = (tokens / total, own / total, (tokens + curation_tokens) / total, steps / uncurated["steps"])
+    shares = (
+        tokens and tokens / total,
+        own and own / total,
+        tokens and (tokens + curation_tokens) / total,
+        steps and steps / uncurated["steps"],
+    )
     return found | dict(zip(RATIOS, shares, strict=True))
 
 

@@ -10,7 +10,7 @@ Not covered: how completions are drawn and judged (`tasks.jobs.sample`), and rat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ class SamplingPlan:
     """`first` completions of every prompt, then `more` at a time of undecided ones, up to `cap` a prompt.
 
     The totals bound all prompts together. Prompts are served in the order of their ids, phase by phase; the prompt
-    that reaches `max_total_tokens` is finished, and nothing after it is counted.
+    that reaches `max_total_tokens` is finished, and nothing after it is counted. Since a completion's length is known
+    only afterwards, at most one chunk (`first` or `more` completions) is drawn beyond that total.
     """
 
     first: int
@@ -81,11 +82,15 @@ class _Tally:
         self.failures += sum(outcome.success is False for outcome in outcomes)
 
 
-def run_plan(prompt_ids: Iterable[str], plan: SamplingPlan, draw: Draw, batch_size: int) -> dict[str, Stop]:
+def run_plan(
+    prompt_ids: Iterable[str], plan: SamplingPlan, draw: Draw, batch_size: int, longest: int
+) -> dict[str, Stop]:
     """Follow `plan` to its end and say how each prompt ended; what `batch_size` is changes nothing in it.
 
     Args:
-        batch_size: completions handed to `draw` at once, at least one chunk.
+        batch_size: completions handed to `draw` at once, at least one chunk; fewer where the budget of tokens could
+            not pay for so many.
+        longest: most tokens of one completion.
     """
     tallies = {prompt_id: _Tally() for prompt_id in sorted(prompt_ids)}
     budget = _Budget(plan)
@@ -98,7 +103,10 @@ def run_plan(prompt_ids: Iterable[str], plan: SamplingPlan, draw: Draw, batch_si
         affordable = budget.affordable(chunks)
         for chunk in chunks[affordable:]:
             tallies[chunk.prompt_id].over_budget = True
-        for batch in _batches(chunks[:affordable], batch_size):
+        start = 0
+        while start < affordable:
+            end = _end_of_batch(chunks, start, affordable, budget.most_at_once(batch_size, longest))
+            batch = chunks[start:end]
             outcomes = draw(batch) if budget.has_tokens else [()] * len(batch)
             for chunk, found in zip(batch, outcomes, strict=True):
                 if budget.has_tokens:
@@ -106,6 +114,7 @@ def run_plan(prompt_ids: Iterable[str], plan: SamplingPlan, draw: Draw, batch_si
                     budget.spend(found)
                 else:
                     tallies[chunk.prompt_id].over_budget = True
+            start = end
     return {prompt_id: Stop(tally.trials, _rule(tally, plan)) for prompt_id, tally in tallies.items()}
 
 
@@ -117,6 +126,12 @@ class _Budget:
     @property
     def has_tokens(self) -> bool:
         return self._tokens is None or self._tokens > 0
+
+    def most_at_once(self, batch_size: int, longest: int) -> int:
+        """Completions of the next batch: no more than the tokens left pay for, whatever their lengths."""
+        if self._tokens is None or not self.has_tokens:
+            return batch_size
+        return min(batch_size, self._tokens // longest)
 
     def affordable(self, chunks: Sequence[Chunk]) -> int:
         """How many of the chunks, from the first on, the budget of completions covers whole."""
@@ -136,15 +151,14 @@ class _Budget:
             self._tokens -= sum(outcome.tokens for outcome in outcomes)
 
 
-def _batches(chunks: Sequence[Chunk], batch_size: int) -> Iterator[Sequence[Chunk]]:
-    start = size = 0
-    for position, chunk in enumerate(chunks):
-        size += chunk.stop - chunk.start
-        if size >= batch_size:
-            yield chunks[start : position + 1]
-            start, size = position + 1, 0
-    if start < len(chunks):
-        yield chunks[start:]
+def _end_of_batch(chunks: Sequence[Chunk], start: int, stop: int, most: int) -> int:
+    """Where the batch that begins at `start` ends: at least one chunk, then as many as fit into `most` completions."""
+    size = chunks[start].stop - chunks[start].start
+    end = start + 1
+    while end < stop and size + chunks[end].stop - chunks[end].start <= most:
+        size += chunks[end].stop - chunks[end].start
+        end += 1
+    return end
 
 
 def _rule(tally: _Tally, plan: SamplingPlan) -> str:

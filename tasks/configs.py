@@ -132,6 +132,23 @@ class Experiment(Frozen):
         gradient_accumulation(self.grpo.recipe.batch_size, self.grpo.runtime, "grpo")
         return self
 
+    @model_validator(mode="after")
+    def _totals_are_seen_by_one_job(self) -> Experiment:
+        again = self.staleness.recipe.sampling or self.sample.recipe
+        parts = (("sample", self.sample.recipe, self.sample), ("staleness", again, self.staleness))
+        for name, recipe, stage in parts:
+            totals = [
+                total
+                for total in ("max_total_samples", "max_total_tokens")
+                if getattr(recipe, total) is not None
+            ]
+            if totals and stage.runtime.shards > 1:
+                raise ValueError(
+                    f"{name}: {' and '.join(totals)} bounds all prompts together, which {stage.runtime.shards} shards "
+                    "cannot see; set runtime.shards to 1, or bound each prompt by max_samples"
+                )
+        return self
+
 
 def config_path(config: str) -> Path:
     """The file behind a shipped name (`nano`) or a path.

@@ -78,6 +78,14 @@ class SamplingRuntime(Runtime):
     """Replicas of the vLLM server, such as `http://127.0.0.1:8000/v1`; each must serve this policy."""
 
     @model_validator(mode="after")
+    def _shards_have_a_place(self) -> SamplingRuntime:
+        if self.shards > 1 and self.ray_address is None:
+            raise ValueError(
+                f"{self.shards} shards need ray_address (`local` starts Ray on this machine), found none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _nothing_that_decides_the_result(self) -> SamplingRuntime:
         deciding = sorted(self.engine_arguments.keys() - HARMLESS_ARGUMENTS)
         if deciding:
@@ -330,7 +338,8 @@ class SelectRecipe(Frozen):
     target_size: PositiveInt | None = None
     """Most prompts kept in all; None keeps whatever is left."""
     weighting: Literal["none", "variance"] = "none"
-    """How often GRPO sees a kept prompt: `none` evenly, `variance` in proportion to p (1 - p) of the estimated rate."""
+    """How often GRPO sees a kept prompt: `none` evenly, `variance` in proportion to p (1 - p) of the estimated rate. A
+    batch holds different prompts, so the larger its part of the selection, the more even it gets."""
 
     @model_validator(mode="after")
     def _band_is_not_empty(self) -> SelectRecipe:
@@ -338,8 +347,8 @@ class SelectRecipe(Frozen):
             raise ValueError(f"the band from {self.low} to {self.high} is empty; low must be below high")
         if self.judge_by == "interval" and self.low == 0 and self.high == 1:
             raise ValueError(
-                "judge_by interval with the band 0 to 1 drops nothing, for no interval lies outside it; name a "
-                "narrower band, such as low 0.1 and high 0.9"
+                "judge_by interval with the band 0 to 1 tells no more than the rate, for no interval lies outside it; name "
+                "a narrower band, such as low 0.1 and high 0.9"
             )
         return self
 
@@ -411,7 +420,7 @@ class StalenessRecipe(Frozen):
     """Prompts sampled again, dealt to the classes in proportion to their size."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     max_flipped_share: Share = 0.3
-    """A larger share of flipped labels means that the curation is stale."""
+    """A larger share of flipped labels, if it is also more than chance alone brings, means that the curation is stale."""
     sampling: SampleRecipe | None = None
     """How the other checkpoint is sampled; None samples as the curation was."""
 

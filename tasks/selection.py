@@ -326,4 +326,4 @@ def find_selection(path: str) -> ArtifactRef:
     return manifest.ref
 
 
-SELECT_PROMPTS = Stage("select_prompts", StageName.SELECT, "prompts", 2, select_prompts, seeded=False)
+SELECT_PROMPTS = Stage("select_prompts", StageName.SELECT, "prompts", 3, select_prompts, seeded=False)

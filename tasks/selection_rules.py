@@ -5,7 +5,8 @@ order of `data.schemas.REASONS`, and a prompt has the first reason that applies:
 
 1. `suspect_gold`, `unscored`: nothing is known about the prompt. `truncated`: no completion was correct, and more than
    half were cut (if `drop_truncated`).
-2. `below_band`, `above_band`: by the observed rate, or by the whole interval (`judge_by`).
+2. `below_band`, `above_band`: by the observed rate, or by the whole interval (`judge_by`). An open band at 0 or 1 drops
+   what was never or always solved in either case: no interval excludes a rate that is nearly 0.
 3. The prompts left are taken one by one in the order of their ids, and each is kept unless its near-duplicates
    (`near_duplicate`), its source (`source_quota`), its stratum of difficulty (`difficulty_quota`) or the selection
    (`target_size`) is full by then. An id is a hash of the prompt's content, so this order is as good as random, does
@@ -79,6 +80,10 @@ def _reason_alone(recipe: SelectRecipe) -> pl.Expr:
     least = pl.col("pass_rate" if by_rate else "pass_rate_low")
     below = most < recipe.low if recipe.low_closed else most <= recipe.low
     above = least > recipe.high if recipe.high_closed else least >= recipe.high
+    if not by_rate and recipe.low == 0 and not recipe.low_closed:
+        below = below | (pl.col("pass_rate") == 0)
+    if not by_rate and recipe.high == 1 and not recipe.high_closed:
+        above = above | (pl.col("pass_rate") == 1)
     hidden = ["suspect_gold", "unscored", *(["truncated"] if recipe.drop_truncated else [])]
     return (
         pl.when(label.is_in(hidden))

@@ -37,6 +37,10 @@ _HELP = {
 }
 
 
+_LIMITS = ("target_size", "difficulty_quota", "source_quota", "near_duplicate")
+"""Reasons that a field of the recipe lifts at once, cheapest first; the prompts they hold back are in the band."""
+
+
 def require_batch(kept: ArtifactRef, recipe: GrpoRecipe) -> None:
     """Check that the selection `kept` has prompts for one GRPO batch.
 
@@ -61,7 +65,7 @@ def require_batch(kept: ArtifactRef, recipe: GrpoRecipe) -> None:
 
 
 def shortage(stage: str, facts: Mapping[str, Any], needs: str, needed: int = 1) -> str:
-    """The message, from the facts of `select_prompts`; the help follows what most of the missing prompts died of."""
+    """The message, from the facts of `select_prompts`; see `_cause` for which help it gives."""
     from data.schemas import LABELS, REASONS
 
     reasons = {name: facts.get(f"dropped/{name}", 0) for name in REASONS if name != "kept"}
@@ -71,10 +75,14 @@ def shortage(stage: str, facts: Mapping[str, Any], needs: str, needed: int = 1) 
         text += f" They count as: {_spell(labels)}."
     if any(reasons.values()):
         text += f" Dropped: {_spell(reasons)}."
-    return f"{text} {_HELP[_cause(reasons, labels, facts['total'] < needed)]}"
+    return f"{text} {_HELP[_cause(reasons, labels, needed - facts['kept'], facts['total'] < needed)]}"
 
 
-def _cause(reasons: Mapping[str, int], labels: Mapping[str, int], too_few: bool) -> str:
+def _cause(reasons: Mapping[str, int], labels: Mapping[str, int], missing: int, too_few: bool) -> str:
+    """What to mend: a limit that alone holds back enough prompts, or else what most of them died of."""
+    limits = [name for name in _LIMITS if reasons[name] >= missing]
+    if limits:
+        return limits[0]
     cause = max(reasons, key=lambda name: reasons[name])
     if too_few or not reasons[cause]:
         return "nothing"

@@ -4,6 +4,9 @@ A small stratified part of the prompts is sampled again, by the same plan, and t
 estimated for all of them. Labels flip by chance too: the same policy, sampled anew, gives a prompt of rate 0.1 another
 label in a third of all cases. How many flips chance alone would bring is reported beside what was found.
 
+It is stale when more flipped than the limit, and more than chance explains: the interval lies above what chance alone
+would flip. `truncated` and `unsolved_so_far` count as one label here, for neither has a correct completion.
+
 Not covered: which rate a prompt has now; curate again for that.
 """
 
@@ -70,13 +73,21 @@ def check_staleness(build: Build) -> Mapping[str, Any]:
     found = measure(again, scores, stops, recipe.sampling.first_samples).table
     flips = chosen.join(found.select("prompt_id", pl.col("label").alias("label_now")), on="prompt_id")
     flips = only_measured(flips, build.experiment.score.recipe.max_unscored_share)
-    flips = flips.with_columns((pl.col("label") != pl.col("label_now")).alias("flipped"))
+    flips = flipped(flips)
     result = summarise(flips, selection, recipe, _prior(build))
     flips.write_parquet(build.payload / "flips.parquet")
     (build.payload / "staleness.json").write_text(json.dumps(result, indent=2) + "\n")
     build.run.table(flips.to_dicts(), "tables/flips.json")
     build.console.line(spell(result))
     return {**facts, **{name: value for name, value in result.items() if not isinstance(value, dict)}}
+
+
+def flipped(flips: pl.DataFrame) -> pl.DataFrame:
+    """With `flipped`: whether `label_now` is another than `label`; `truncated` and `unsolved_so_far` are one."""
+    import polars as pl
+
+    before, now = (pl.col(name).replace("truncated", "unsolved_so_far") for name in ("label", "label_now"))
+    return flips.with_columns((before != now).alias("flipped"))
 
 
 def only_measured(flips: pl.DataFrame, most: float) -> pl.DataFrame:
@@ -153,9 +164,9 @@ def summarise(
     labels = sorted(flips["label"].unique())
     sizes = {label: int((selection["label"] == label).sum()) for label in labels}
     counts = {label: flips.filter(flips["label"] == label) for label in labels}
-    flipped = {label: int(rows["flipped"].sum()) for label, rows in counts.items()}
+    found = {label: int(rows["flipped"].sum()) for label, rows in counts.items()}
     share, low, high = stratified_interval(
-        [flipped[label] for label in labels],
+        [found[label] for label in labels],
         [len(counts[label]) for label in labels],
         [sizes[label] for label in labels],
         recipe.confidence,
@@ -164,20 +175,21 @@ def summarise(
         label: _chance_of_a_flip(rows, prior, recipe.sampling.max_samples) for label, rows in counts.items()
     }
     total = sum(sizes.values())
+    expected = sum(chance[label] * sizes[label] for label in labels) / total
     return {
         "flipped_share": share,
         "flipped_low": low,
         "flipped_high": high,
-        "expected_by_chance": sum(chance[label] * sizes[label] for label in labels) / total,
+        "expected_by_chance": expected,
         "confidence": recipe.confidence,
         "limit": recipe.max_flipped_share,
-        "stale": share > recipe.max_flipped_share,
+        "stale": share > recipe.max_flipped_share and low > expected,
         "sampled": len(flips),
         "of": total,
         "by_label": {
             label: {
                 "sampled": len(counts[label]),
-                "flipped": flipped[label],
+                "flipped": found[label],
                 "expected_by_chance": chance[label],
             }
             for label in labels
@@ -219,7 +231,7 @@ def _request(recipe: StalenessRecipe) -> dict[str, Any]:
 
 
 CHECK_STALENESS = Stage(
-    "check_staleness", StageName.STALENESS, "report", 1, check_staleness, rewarded=True, request=_request
+    "check_staleness", StageName.STALENESS, "report", 2, check_staleness, rewarded=True, request=_request
 )
 
 

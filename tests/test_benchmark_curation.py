@@ -46,11 +46,17 @@ def test_no_ratio_when_the_score_is_never_reached_or_was_there_before_training(
     assert ratios({"curated": arm([0.5, 0.6, 0.7]), "uncurated": arm(uncurated)}, 0)["tokens_ratio"] is None
 
 
-def test_tokens_add_up_by_step_and_lines_without_them_are_passed_over(tmp_path: Path) -> None:
+def test_the_uncurated_run_is_its_own_control_also_where_the_curated_one_never_gets_there() -> None:
+    found = ratios({"curated": arm([0.5, 0.6, 0.7]), "uncurated": arm([0.5, 0.9, 0.7, 0.8])}, 0)
+    assert found["tokens_ratio"] is None
+    assert found["tokens_ratio_of_itself"] == pytest.approx(0.75 * 1000 / 3000)
+
+
+def test_tokens_add_up_by_step_also_where_a_step_generated_none(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    lines = [(1, {"generated_tokens": 10.0}), (2, {"generated_tokens": 5.0}), (2, {"train_loss": 0.1})]
+    lines = [(1, {"generated_tokens": 10.0}), (2, {"generated_tokens": 5.0}), (3, {"train_loss": 0.1})]
     path.write_text("".join(json.dumps({"step": step, "metrics": found}) + "\n" for step, found in lines))
-    assert tokens_by_step(path) == {1: 10, 2: 15}
+    assert tokens_by_step(path) == {1: 10, 2: 15, 3: 15}
 
 
 def test_drawn_counts_a_pair_as_often_as_it_was_generated_and_no_torn_line(tmp_path: Path) -> None:

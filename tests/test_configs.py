@@ -53,6 +53,11 @@ def test_overrides_win_over_yaml_and_yaml_over_defaults() -> None:
         ("grpo.recipe.beta", "not of the form"),
         ("name.x=1", "has no keys below it"),
         ("sample.runtime.engine_arguments={dtype: half}", "runtime is no part of the key"),
+        ("sample.runtime.shards=4", "4 shards need ray_address"),
+        (
+            "sample={recipe: {max_total_samples: 90}, runtime: {shards: 2, ray_address: local}}",
+            "sample: max_total_samples bounds all prompts together, which 2 shards",
+        ),
         ("grpo.recipe.loss_type=dapoo", "'dapo'"),
         ("grpo.recipe.engine=llamacpp", "'transformers' or 'vllm'"),
         ("prompts.recipe.source.kind=horse", "racing"),

@@ -174,7 +174,7 @@ def simulate(population: str, seed: int = 0) -> Simulated:
     def drawn(chunk: Chunk) -> list[Outcome]:
         return [Outcome(bool(won), 1) for won in outcomes[int(chunk.prompt_id), chunk.start : chunk.stop]]
 
-    stops = run_plan(ids, PLAN, draw, batch_size=1000)
+    stops = run_plan(ids, PLAN, draw, batch_size=1000, longest=1)
     trials = np.array([stops[name].trials for name in ids])
     successes = np.array([outcomes[row, :count].sum() for row, count in enumerate(trials)])
     found = posterior(fit_beta(successes, trials), successes, trials)

@@ -240,6 +240,16 @@ def test_the_interval_decides_when_it_is_asked_to() -> None:
     assert column(counted(counts, by_rate), "reason")["0/8"] == "below_band"
 
 
+@pytest.mark.parametrize(("low", "high", "kept"), [(0.0, 0.8, {"0/8": False}), (0.1, 1.0, {"8/8": False})])
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_open_end_at_0_or_1_drops_what_never_disagreed_also_by_interval(
+    low: float, high: float, kept: dict[str, bool], closed: bool
+) -> None:
+    recipe = SelectRecipe(low=low, high=high, low_closed=closed, high_closed=closed, judge_by="interval")
+    found = column(counted({"0/8": (0, 8), "8/8": (8, 8)}, recipe), "kept")
+    assert {name: found[name] for name in kept} == dict.fromkeys(kept, closed)
+
+
 # ------------------------------------------------------------------------------ caps, quotas and weights
 
 
@@ -511,6 +521,16 @@ def facts_of(**counts: int) -> dict[str, int]:
         (facts_of(mixed=590, dropped_source_quota=590), "max_source_share"),
         (facts_of(mixed=590, dropped_difficulty_quota=590), "difficulty_shares"),
         (facts_of(mixed=590, dropped_target_size=590), "raise select.recipe.target_size"),
+        (
+            facts_of(
+                unsolved_so_far=300, dropped_below_band=300, dropped_above_band=250, dropped_target_size=40
+            ),
+            "raise select.recipe.target_size",
+        ),
+        (
+            facts_of(unsolved_so_far=500, dropped_below_band=500, dropped_target_size=5),
+            "train the warm start longer",
+        ),
         (facts_of() | {"total": 5}, "too few curation prompts"),
     ],
 )

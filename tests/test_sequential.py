@@ -45,7 +45,7 @@ def prompts(count: int, seed: int = 0) -> dict[str, float | None]:
 
 def test_each_phase_goes_on_with_undecided_prompts_alone() -> None:
     draw = Simulated({"always": 1.0, "half": 0.5, "never": 0.0, "broken": None})
-    stops = run_plan(draw.rates, SamplingPlan(4, 4, 12), draw, 100)
+    stops = run_plan(draw.rates, SamplingPlan(4, 4, 12), draw, 100, TOKENS)
     assert {name: stop.trials for name, stop in stops.items()} == {
         "always": 12,
         "never": 12,
@@ -64,12 +64,12 @@ def test_each_phase_goes_on_with_undecided_prompts_alone() -> None:
 def test_a_cap_that_is_no_multiple_is_reached_exactly() -> None:
     assert SamplingPlan(4, 5, 16).targets() == [4, 9, 14, 16]
     assert SamplingPlan(8, 4, 8).targets() == [8]
-    stops = run_plan(["p"], SamplingPlan(4, 5, 16), Simulated({"p": 0.0}), 1)
+    stops = run_plan(["p"], SamplingPlan(4, 5, 16), Simulated({"p": 0.0}), 1, TOKENS)
     assert stops["p"] == (16, "cap")
 
 
 def test_a_fixed_plan_gives_all_the_same() -> None:
-    stops = run_plan(rates := prompts(20), SamplingPlan(8, 8, 8), Simulated(rates), 32)
+    stops = run_plan(rates := prompts(20), SamplingPlan(8, 8, 8), Simulated(rates), 32, TOKENS)
     assert set(stops.values()) == {(8, "fixed")}
 
 
@@ -87,8 +87,8 @@ def test_no_mixed_prompt_is_missed_and_batches_change_nothing(
     rates = prompts(40, seed)
     plan = SamplingPlan(first, more, cap)
     draw = Simulated(rates)
-    stops = run_plan(rates, plan, draw, batch)
-    assert stops == run_plan(rates, plan, Simulated(rates), 10**6)
+    stops = run_plan(rates, plan, draw, batch, TOKENS)
+    assert stops == run_plan(rates, plan, Simulated(rates), 10**6, TOKENS)
     for prompt_id, rate in rates.items():
         outcomes = [bernoulli(prompt_id, index, rate or 0.0) for index in range(cap)]
         assert (stops[prompt_id].rule == "mixed") == (0 < sum(outcomes) < cap)
@@ -100,18 +100,20 @@ def test_no_mixed_prompt_is_missed_and_batches_change_nothing(
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 def test_a_budget_of_completions_is_never_exceeded(batch: int) -> None:
     draw = Simulated(rates := prompts(30))
-    stops = run_plan(rates, SamplingPlan(4, 4, 16, max_total_samples=150), draw, batch)
+    stops = run_plan(rates, SamplingPlan(4, 4, 16, max_total_samples=150), draw, batch, TOKENS)
     assert sum(stop.trials for stop in stops.values()) <= 150
     assert len(draw.drawn) <= 150, "nothing is drawn that the budget does not cover"
     assert {stop.trials for stop in stops.values() if stop.rule == "budget"} <= {4, 8, 12}
     assert {stop.rule for stop in stops.values()} == {"budget", "mixed"}
 
 
+@pytest.mark.parametrize("longest", [TOKENS, 10 * TOKENS])
 @pytest.mark.parametrize("batch", [1, 7, 1000])
-def test_a_budget_of_tokens_ends_with_the_prompt_that_reaches_it(batch: int) -> None:
+def test_a_budget_of_tokens_ends_with_the_prompt_that_reaches_it(batch: int, longest: int) -> None:
     draw = Simulated(rates := prompts(30))
-    stops = run_plan(rates, SamplingPlan(4, 4, 16, max_total_tokens=995), draw, batch)
+    stops = run_plan(rates, SamplingPlan(4, 4, 16, max_total_tokens=995), draw, batch, longest)
     counted = sum(stop.trials for stop in stops.values()) * TOKENS
     assert 995 <= counted < 995 + 4 * TOKENS
+    assert len(draw.drawn) * TOKENS == counted, "no large batch is drawn that the budget cannot pay for"
     assert [stop for stop in stops.values() if stop.trials == 0], "some prompts got nothing, and say so"
     assert all(stop.rule == "budget" for stop in stops.values() if stop.trials == 0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data.pass_rate import Beta
 from tasks.recipes import SampleRecipe, StalenessRecipe
-from tasks.staleness import choose, deal, only_measured, summarise
+from tasks.staleness import choose, deal, flipped, only_measured, spell, summarise
 
 LABELS = {"mixed": 60, "solved": 30, "unsolved_so_far": 9, "suspect_gold": 50}
 
@@ -60,6 +60,24 @@ def test_prompts_without_a_label_do_not_count_as_flipped() -> None:
     assert len(only_measured(lost, most=0.2)) == 16
     with pytest.raises(RuntimeError, match="20% of 20 prompts could not be measured again"):
         only_measured(lost, most=0.1)
+
+
+def test_more_flips_than_the_limit_are_no_staleness_where_chance_alone_brings_as_many() -> None:
+    # With 4 completions a prompt, 4 of 4 becomes 3 of 4 or fewer in a third of all cases, whatever the policy.
+    solved = selection().filter(pl.col("label") == "solved").with_columns(successes=4, trials=4, unscored=0)
+    rows = solved.with_columns((pl.int_range(pl.len()) % 3 == 0).alias("flipped"))
+    recipe = StalenessRecipe(max_flipped_share=0.1, sampling=SampleRecipe(first_samples=4, max_samples=4))
+    by_chance = summarise(rows, solved, recipe, Beta(1, 1))
+    assert by_chance["flipped_low"] < by_chance["expected_by_chance"] and not by_chance["stale"]
+    assert "still good" in spell(by_chance)
+    changed = summarise(rows.with_columns(flipped=pl.lit(True)), solved, recipe, Beta(1, 1))
+    assert changed["stale"] and "is stale" in spell(changed)
+
+
+def test_the_two_labels_without_a_correct_completion_are_one_when_flips_are_counted() -> None:
+    pairs = [("truncated", "unsolved_so_far"), ("unsolved_so_far", "truncated"), ("truncated", "mixed")]
+    table = pl.DataFrame(pairs, schema=["label", "label_now"], orient="row")
+    assert flipped(table)["flipped"].to_list() == [False, False, True]
 
 
 @pytest.mark.parametrize(("limit", "stale"), [(0.1, True), (0.5, False)])

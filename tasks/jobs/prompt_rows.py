@@ -66,7 +66,8 @@ def read_weights(payload: str, prompts: pl.DataFrame) -> list[float] | None:
 
 
 def weighted_order(weights: Sequence[float], per_batch: int, batches: int, seed: int) -> list[int]:
-    """Rows in the order of training: each batch draws `per_batch` different rows in proportion to their weights.
+    """Rows in the order of training: each batch draws `per_batch` different rows, one after the other, in proportion to
+    the weights of those left. So the shares come out more even than the weights where a batch takes much of the rows.
 
     Raises:
         ValueError: fewer rows with a weight above 0 than one batch needs.

@@ -44,7 +44,8 @@ def main(request: Request) -> None:
     for draw in options["draws"]:
         sampler = Sampler(request, draw, rows, engine, reward, reporter)
         plan = SamplingPlan(**draw["plan"])
-        stops = run_plan(rows["prompt_id"], plan, sampler.draw, engine.batch_size)
+        longest = draw["sampling"]["max_completion_length"]
+        stops = run_plan(rows["prompt_id"], plan, sampler.draw, engine.batch_size, longest)
         path = Path(request.work) / f"stops-{draw['name']}-{shard}.json"
         path.write_text(json.dumps(stops))
         for name, value in sampler.facts.items():
